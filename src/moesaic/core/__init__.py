@@ -1,0 +1,1 @@
+"""Floor 0: the vocabulary. Plain frozen data, standard library only."""

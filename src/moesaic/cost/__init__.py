@@ -1,0 +1,1 @@
+"""Floor 2: what work costs, in bytes, flops and seconds."""

@@ -1,0 +1,230 @@
+"""What will be built, settled before any memory is taken: the checked checkpoint, the cut budgets, the policies.
+
+A refusal here leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from moesaic.core.errors import UserError
+from moesaic.core.model import ModelSpec, TensorSpec
+from moesaic.core.units import format_bytes, parse_bytes
+from moesaic.cost.budget import BudgetWishes, DeviceBudget, DeviceNeeds, fit
+from moesaic.cost.footprint import StepShape, dense_bytes, kv_token_bytes, workspace_bytes
+from moesaic.kernels import choose, library
+from moesaic.kernels.api import FORMAT_DTYPES, ExpertShape, WeightFormat
+from moesaic.memory.checkpoint import Checkpoint, check_tensors, open_checkpoint, read_json
+from moesaic.memory.hub import resolve_model
+from moesaic.memory.pages import PageLayout
+from moesaic.policies.assignment import ASSIGNMENT
+from moesaic.policies.eviction import EVICTION
+from moesaic.runtime.device import choose_device, choose_dtype, context_bytes
+from moesaic.runtime.options import EngineOptions, cache_shape, share_bytes
+from moesaic.specs import ignored, read_spec, tensor_specs
+
+BLOCK_TOKENS = 16
+GPU_SHARE = 0.9  # of a GPU that is taken where no budget is given, as other engines do
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A checked checkpoint and what it says the model is."""
+
+    checkpoint: Checkpoint
+    spec: ModelSpec
+    tensors: tuple[TensorSpec, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EffectivePlan:
+    """What was decided, in the words that are printed and saved with every run."""
+
+    model: str
+    device: str
+    dtype: str
+    assignment: str
+    eviction: str
+    cache: str
+    budget: DeviceBudget
+    host_bytes: int
+    layout: PageLayout
+    notes: tuple[str, ...] = ()
+
+    def lines(self) -> tuple[str, ...]:
+        b = self.budget
+        limit = "no limit" if b.budget_bytes is None else format_bytes(b.budget_bytes)
+        return (
+            f"{self.model} {self.dtype} on {self.device} ({limit})",
+            f"experts: {b.expert_slots} slots of {format_bytes(b.expert_bytes)} on the device ({self.cache}, "
+            f"{self.eviction}), all {format_bytes(self.host_bytes)} on the host; {self.assignment}",
+            f"device: weights {format_bytes(b.dense_bytes)}, KV {format_bytes(b.kv_bytes)} "
+            f"({b.kv_blocks * BLOCK_TOKENS} tokens, context {b.max_model_len}), workspace "
+            f"{format_bytes(b.workspace_bytes)}, runtime {format_bytes(b.context_bytes)}, experts "
+            f"{format_bytes(b.expert_slots * b.expert_bytes)}",
+            *self.notes,
+        )
+
+
+def open_source(options: EngineOptions) -> Source:
+    """Resolves, reads and checks everything of the checkpoint but the weights themselves."""
+    directory = resolve_model(options.model)
+    dummy = options.load_format == "dummy"
+    checkpoint = Checkpoint(directory, read_json(directory, "config.json"), {}) if dummy else open_checkpoint(directory)
+    spec = read_spec(checkpoint.config)
+    tensors = tensor_specs(spec)
+    if not dummy:
+        check_tensors(checkpoint, tensors, lambda name: ignored(spec, name))
+    if not spec.moe_layers:
+        raise UserError(f"{directory}/config.json: no layer has experts", "moesaic runs mixture-of-experts models")
+    if len({spec.moe(layer).intermediate for layer in spec.moe_layers}) > 1:
+        raise UserError(f"{directory}/config.json: experts of several sizes", "one size is supported in this version")
+    return Source(checkpoint, spec, tensors)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Everything that is settled before memory is taken."""
+
+    source: Source
+    device: torch.device
+    dtype: torch.dtype
+    layout: PageLayout
+    shape: ExpertShape
+    plan: EffectivePlan
+
+
+def decide(options: EngineOptions, source: Source) -> Decision:
+    """Cuts the budgets. UserError names the least that works, or the field that cannot be honoured."""
+    spec = source.spec
+    EVICTION[options.eviction]
+    if options.assignment != "auto":
+        ASSIGNMENT[options.assignment]
+    device = choose_device(options.device)
+    dtype = choose_dtype(options.dtype, spec.dtype)
+    moe = spec.moe(spec.moe_layers[0])
+    layout = PageLayout.cut(spec.hidden, moe.intermediate, dtype.itemsize)
+    format_: WeightFormat = next(name for name, d in FORMAT_DTYPES.items() if d == dtype)
+    shape = ExpertShape(spec.hidden, moe.intermediate, layout.page_units, format_, moe.activation)  # type: ignore[arg-type]
+    host_bytes = spec.num_experts * layout.expert_bytes
+    _check_host(options, host_bytes)
+    budget, assignment = _cut(options, source, device, dtype, layout, shape)
+    cache = cache_shape(options.cache)
+    if cache is not None:
+        budget = _with_cache(budget, cache, spec)
+    name = "one set a layer" if cache is None else f"{cache[0]} sets x {cache[1]} ways"
+    plan = EffectivePlan(
+        options.model, str(device), str(dtype).removeprefix("torch."), assignment, options.eviction, name,
+        budget, host_bytes, layout,
+    )  # fmt: skip
+    return Decision(source, device, dtype, layout, shape, plan)
+
+
+def _check_host(options: EngineOptions, host_bytes: int) -> None:
+    if options.host_memory is None:
+        return
+    limit = parse_bytes(options.host_memory, "--host-memory")
+    if host_bytes > limit:
+        raise UserError(
+            f"host memory {format_bytes(limit)} is too small for {format_bytes(host_bytes)} of experts",
+            f"give at least --host-memory {-(-host_bytes // (1 << 20))}MiB",
+        )
+
+
+def _cut(
+    options: EngineOptions, source: Source, device: torch.device, dtype: torch.dtype,
+    layout: PageLayout, shape: ExpertShape,
+) -> tuple[DeviceBudget, str]:  # fmt: skip
+    """The device budget and the assignment policy by name; "auto" is settled here."""
+    spec = source.spec
+    needs = _needs(options, source, device, dtype, layout, shape)
+    limit = None
+    if options.expert_memory is not None:
+        limit = share_bytes(options.expert_memory, spec.num_experts * layout.expert_bytes, "--expert-memory")
+    budget_bytes = _budget_bytes(options, device)
+    if options.assignment in ("auto", "cpu_only") and device.type == "cpu" and budget_bytes is None and limit is None:
+        limit = 0  # without a budget to keep, a second place in the same memory would only double it
+    wishes = BudgetWishes(budget_bytes, limit, options.max_model_len, options.max_num_seqs)
+
+    def cut(min_slots: int) -> DeviceBudget:
+        return fit(needs(min_slots), wishes)
+
+    if options.assignment == "auto":
+        budget = cut(0)
+        return budget, "all_on_device" if budget.expert_slots == spec.num_experts else _without_slots(budget)
+    if options.assignment == "all_on_device":
+        return cut(spec.num_experts), "all_on_device"
+    if options.assignment == "fetch_misses":
+        return cut(1), "fetch_misses"
+    budget = cut(0)
+    return budget, _without_slots(budget) if options.assignment == "cpu_misses" else options.assignment
+
+
+def _without_slots(budget: DeviceBudget) -> str:
+    """`cpu_misses` where the device has a slot at all, else what remains of it."""
+    return "cpu_misses" if budget.expert_slots else "cpu_only"
+
+
+def _budget_bytes(options: EngineOptions, device: torch.device) -> int | None:
+    if options.device_memory is not None:
+        wished = parse_bytes(options.device_memory, "--device-memory")
+        if device.type == "cuda":
+            total = torch.cuda.mem_get_info(device)[1]
+            if wished > total:
+                raise UserError(
+                    f"--device-memory {format_bytes(wished)} is more than {device} has ({format_bytes(total)})",
+                    "give what the GPU has, less what others use",
+                )
+        return wished
+    if device.type == "cpu":
+        return None
+    free, total = torch.cuda.mem_get_info(device)
+    return min(int(total * GPU_SHARE), free + torch.cuda.memory_reserved(device))
+
+
+def _needs(
+    options: EngineOptions, source: Source, device: torch.device, dtype: torch.dtype,
+    layout: PageLayout, shape: ExpertShape,
+) -> Callable[[int], DeviceNeeds]:  # fmt: skip
+    spec, itemsize, tokens = source.spec, dtype.itemsize, options.max_num_batched_tokens
+    a = spec.attention
+    experts = library.workspace_bytes(shape, tokens)
+
+    def workspace(max_model_len: int) -> int:
+        attention = library.attention_workspace_bytes(
+            a.num_heads, a.num_kv_heads, a.head_dim, itemsize, options.max_num_seqs * max_model_len, tokens
+        )
+        step = StepShape(tokens, options.max_num_seqs, max_model_len)
+        return workspace_bytes(spec, itemsize, step, attention, experts)
+
+    held = context_bytes(device, dtype)
+    return lambda min_slots: DeviceNeeds(
+        context_bytes=held,
+        dense_bytes=dense_bytes(source.tensors, itemsize),
+        workspace_bytes=workspace,
+        kv_block_bytes=BLOCK_TOKENS * kv_token_bytes(spec, itemsize),
+        block_tokens=BLOCK_TOKENS,
+        expert_bytes=layout.expert_bytes,
+        num_experts=spec.num_experts,
+        min_slots=min_slots,
+        max_positions=spec.max_positions,
+    )
+
+
+def _with_cache(budget: DeviceBudget, cache: tuple[int, int], spec: ModelSpec) -> DeviceBudget:
+    """The budget with the slots that N sets x M ways take. UserError where they are more than fit."""
+    wanted = cache[0] * cache[1]
+    if wanted > budget.expert_slots:
+        raise UserError(
+            f"--cache {cache[0]}x{cache[1]} takes {wanted} expert slots, the device has room for {budget.expert_slots}",
+            "give fewer sets or ways, or more --device-memory",
+        )
+    if cache[0] > len(spec.layers):
+        raise UserError(
+            f"--cache {cache[0]}x{cache[1]}: {cache[0]} sets for {len(spec.layers)} layers",
+            "give at most one set per layer",
+        )
+    return replace(budget, expert_slots=wanted)
