@@ -1,8 +1,15 @@
-"""Shared by all tests: gpu tests skip, and are counted, where there is no NVIDIA GPU."""
+"""Shared by all tests: gpu tests skip, and are counted, where there is no NVIDIA GPU; one thread per test process,
+since the models are tiny and tests run side by side."""
 
 from __future__ import annotations
 
+import os
+
 import pytest
+
+
+def pytest_configure() -> None:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # before anything imports torch
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

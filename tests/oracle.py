@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,7 @@ def load(directory: Path, dtype: torch.dtype = torch.float32, device: str = "cpu
     model = AutoModelForCausalLM.from_pretrained(
         directory, dtype=dtype, attn_implementation="eager", experts_implementation="eager", local_files_only=True
     )
+    model.generation_config.eos_token_id = None  # end-of-text is a token like any other here
     return model.to(device).eval()
 
 
@@ -39,13 +40,16 @@ def logits(model: PreTrainedModel, token_ids: Sequence[int]) -> Tensor:
 
 @torch.inference_mode()
 def greedy(model: PreTrainedModel, prompt: Sequence[int], num_tokens: int) -> Greedy:
-    """`num_tokens` greedy tokens after `prompt`, end-of-text ignored, each by a full forward pass without a cache."""
-    ids, margins = list(prompt), []
-    for _ in range(num_tokens):
-        best = logits(model, ids)[-1].topk(2)
-        ids.append(int(best.indices[0]))
-        margins.append(float(best.values[0] - best.values[1]))
-    return Greedy(ids[len(prompt) :], margins)
+    """`num_tokens` greedy tokens after `prompt`, end-of-text ignored, by transformers' own generate."""
+    answer = model.generate(
+        torch.tensor([list(prompt)], device=model.device),
+        generation_config=GenerationConfig(
+            do_sample=False, max_new_tokens=num_tokens, output_logits=True, return_dict_in_generate=True
+        ),
+    )
+    assert answer.sequences.shape[1] == len(prompt) + num_tokens
+    best = torch.cat(answer.logits).float().topk(2).values.cpu()
+    return Greedy(answer.sequences[0, len(prompt) :].tolist(), (best[:, 0] - best[:, 1]).tolist())
 
 
 def check_greedy(actual: Sequence[int], expected: Greedy, margin: float = 1e-3) -> None:

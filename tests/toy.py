@@ -37,7 +37,9 @@ def history_hash(tokens: Sequence[int]) -> float:
 def toy_logits(hash_R: Tensor) -> Tensor:
     """float32 [R, VOCAB] of float64 hashes [R]."""
     token_V = torch.arange(1, VOCAB + 1, dtype=torch.float64)
-    return (3 * torch.sin(hash_R.double()[:, None] * token_V * 0.37)).float()
+    logits_RV = (3 * torch.sin(hash_R.double()[:, None] * token_V * 0.37)).float()
+    logits_RV[:, NAN_TOKEN] -= 100.0  # never drawn: only prompts hold it
+    return logits_RV
 
 
 def greedy_reference(prompt: Sequence[int], count: int) -> list[int]:

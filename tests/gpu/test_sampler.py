@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import warnings
 
 import pytest
 import torch
@@ -44,20 +44,18 @@ def test_tokens_and_ranks_equal_the_cpus() -> None:
                 assert a.logprobs.logprob == pytest.approx(b.logprobs.logprob, abs=1e-5)
 
 
-@pytest.fixture
-def counted_synchronizations(recwarn: pytest.WarningsRecorder) -> Iterator[pytest.WarningsRecorder]:
-    torch.cuda.set_sync_debug_mode("warn")
-    yield recwarn
-    torch.cuda.set_sync_debug_mode("default")
-
-
-def test_a_step_synchronizes_once(counted_synchronizations: pytest.WarningsRecorder) -> None:
+def test_a_step_synchronizes_once() -> None:
     staging, on_device, asked = Staging(torch.device("cuda"), 1024), logits(0).cuda(), rows()
     sample(on_device, asked, staging)
-    counted_synchronizations.clear()
-    sample(on_device, asked, staging)
-    seen = [str(w.message) for w in counted_synchronizations if "synchronizing" in str(w.message)]
-    assert len(seen) == 1, seen
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            sample(on_device, asked, staging)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    synchronizing = [str(w.message) for w in seen if "called a synchronizing" in str(w.message)]
+    assert len(synchronizing) == 1, [(w.filename[-20:], w.lineno) for w in seen]
 
 
 def test_temporaries_stay_within_80_bytes_a_logit() -> None:
@@ -67,7 +65,6 @@ def test_temporaries_stay_within_80_bytes_a_logit() -> None:
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     sample(on_device, asked, staging)
-    print("bytes a logit", (torch.cuda.max_memory_allocated() - before) / on_device.numel())
     assert torch.cuda.max_memory_allocated() - before <= 80 * on_device.numel()
 
 

@@ -124,7 +124,13 @@ def traffic(samples: Sequence[Sample]) -> dict[str, Quantity]:
 def peak_bytes(peaks: Sequence[Peaks]) -> dict[str, Quantity]:
     """The highest of all rounds; what the machine does not tell is left out. Energy is per round."""
     numbers: dict[str, Quantity] = {}
-    for name in ("device_allocated_bytes", "device_reserved_bytes", "device_driver_bytes", "host_bytes"):
+    for name in (
+        "device_counted_bytes",
+        "device_allocated_bytes",
+        "device_reserved_bytes",
+        "device_driver_bytes",
+        "host_bytes",
+    ):
         seen = [value for p in peaks if (value := getattr(p, name)) is not None]
         if seen:
             numbers[f"peak_{name.removesuffix('_bytes')}"] = Quantity(max(seen), "B")

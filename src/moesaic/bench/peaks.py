@@ -11,13 +11,14 @@ from pathlib import Path
 
 import torch
 
-_PERIOD_S = 0.01
+_PERIOD_S = 0.025
 
 
 @dataclass(slots=True)
 class Peaks:
-    """None: this machine does not tell. Filled when the `watch` that made it ends."""
+    """None: this machine does not tell. Filled when the `watch` that made it ends, all but what the engine counts."""
 
+    device_counted_bytes: int | None = None  # what the engine itself counts against its budget
     device_allocated_bytes: int | None = None  # most bytes of live tensors
     device_reserved_bytes: int | None = None  # most bytes torch's allocator held
     device_driver_bytes: int | None = None  # most bytes gone from the whole device above those gone before `baseline`
@@ -45,7 +46,7 @@ def take_baseline(device: torch.device) -> Baseline:
 
 @contextmanager
 def watch(device: torch.device, baseline: Baseline) -> Iterator[Peaks]:
-    """Samples every 10 ms in a thread of its own; the allocator's and the kernel's own peaks miss nothing."""
+    """Samples every 25 ms in a thread of its own; the allocator's and the kernel's own peaks miss nothing."""
     peaks = Peaks()
     stop = threading.Event()
     highest = [0, 0]

@@ -115,8 +115,8 @@ def _arena(num_slots: int, page_bytes: int, device: torch.device, notes: list[st
         arena.slab_SB.fill_(1)  # untouched pages are all one zero page, and slow to register
         if device.type == "cuda":
             registration = arena.register()
-            if registration.message:
-                notes.append(registration.message)
+            if registration.registered_bytes < arena.num_bytes:
+                notes.append(f"memory for rates: {registration.message}")
         yield arena
     finally:
         arena.close()

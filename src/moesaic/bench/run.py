@@ -169,6 +169,7 @@ def _measure(bench: Bench, case: Case) -> None:
         case.plan = plan
         seed = bench.workload.seed + len(case.peaks)
         case.samples += generate_all(llm, bench.prompts, bench.workload.new_tokens, seed, recorder)
+        peaks.device_counted_bytes = llm.stats().device_peak_bytes
     case.peaks.append(peaks)
 
 

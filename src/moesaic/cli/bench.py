@@ -31,7 +31,7 @@ _TRAFFIC = {
     "host\nread": "decode_host_read",
     "link": "link_reached",
     "device\npeak": "peak_device_driver",
-    "allocator\npeak": "peak_device_reserved",
+    "counted\npeak": "peak_device_counted",
     "host\npeak": "peak_host",
 }
 
@@ -45,7 +45,9 @@ def run(
         typer.Option(help="Assignment policy; give several to compare them (default: the workload's)."),
     ] = None,
     model: Annotated[Path | None, typer.Option(help="A checkpoint's folder instead of the workload's own.")] = None,
-    text: Annotated[Path | None, typer.Option(help="JSON file {domain: [document, ...]} to take prompts from.")] = None,
+    text: Annotated[
+        Path | None, typer.Option(help="JSON file of lists of documents by domain, to take prompts from.")
+    ] = None,
     routing: Annotated[Path | None, typer.Option(help="Routing trace to force upon the model.")] = None,
     runs: Annotated[int, typer.Option(min=1, help="Rounds; the modes alternate in each.")] = 2,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:<n> (default: the workload's).")] = None,

@@ -85,18 +85,17 @@ class StepWork:
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """The largest step: tokens through the layers, rows of logits, and the longest context."""
+    """The largest step: tokens through the layers, and rows of logits."""
 
     num_tokens: int
     num_logits: int
-    max_model_len: int
 
 
 def workspace_bytes(spec: ModelSpec, itemsize: int, step: StepShape, attention_bytes: int, experts_bytes: int) -> int:
     """Upper bound of the temporaries of one step on the device, beside weights and KV.
 
     `attention_bytes` and `experts_bytes` are what those kernels say they need for such a step. The parts of a layer follow
-    each other, so the largest counts, on top of the residual stream and the rotary tables.
+    each other, so the largest counts, on top of the residual stream and the step's rotary tables.
     """
     a, tokens = spec.attention, step.num_tokens
     hidden = tokens * spec.hidden
@@ -111,5 +110,5 @@ def workspace_bytes(spec: ModelSpec, itemsize: int, step: StepShape, attention_b
     # processed logits, probabilities and their running sum, and a sort for top-k and top-p
     logits = step.num_logits * spec.vocab * (3 * FLOAT32_BYTES + 5 * FLOAT64_BYTES)
     stream = hidden * (4 * itemsize + 3 * FLOAT32_BYTES)
-    tables = 2 * step.max_model_len * a.head_dim * FLOAT32_BYTES
+    tables = 3 * tokens * a.head_dim * FLOAT32_BYTES
     return stream + tables + max(projections + attention_bytes, dense, routing + experts_bytes, logits)

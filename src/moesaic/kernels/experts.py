@@ -77,7 +77,8 @@ def experts_workspace_bytes(shape: ExpertShape, num_rows: int) -> int:
     # x, the sum, one more of it while two are joined, and (CPU) the widened x; a weight column
     per_row = shape.hidden * (itemsize + 3 * 4) + 4
     page_cpu = shape.page_units * (3 * shape.hidden * 4 + rows * 4 * 4)
-    return rows * per_row + max(_page_bytes(shape, rows), SCRATCH_BYTES, page_cpu)
+    page = _page_bytes(shape, rows)
+    return rows * per_row + max(page, min(SCRATCH_BYTES, shape.num_pages * page), page_cpu)
 
 
 def _runs(page_slots: Sequence[int], expert: int) -> Iterator[tuple[int, int]]:

@@ -152,8 +152,9 @@ class HostArena:
     def register(self, chunk_bytes: int = GiB, unit_slots: int = 1, registrar: Registrar | None = None) -> Registration:
         """Registers the arena with the device driver in chunks of about `chunk_bytes`, until one fails.
 
-        A chunk ends where a run of `unit_slots` slots (an expert) and a memory page end, so that no copy of an
-        expert straddles two chunks. Failure is returned, never raised: unregistered memory still works.
+        A chunk ends where a run of `unit_slots` slots (an expert) and a memory page end: the driver refuses a copy
+        that straddles two chunks, so copy whole units at most. Failure is returned, never raised: unregistered
+        memory still works.
         """
         assert self._registrar is None, "registered twice"
         if registrar is None:

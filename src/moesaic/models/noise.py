@@ -109,6 +109,7 @@ def draw_cuts(
     cuts = []
     for target in range(0, num_elements, step):
         block = choice[int(rng.integers(len(choice)))]
+        assert min(step, num_elements) <= len(block) // 2, "a cut would run past its block"
         start = int(rng.integers(len(block) // 2))
         cuts.append(Cut(block, start, min(step, num_elements - target), target))
     return cuts

@@ -59,9 +59,9 @@ def build_inputs(pieces: Sequence[Piece], block_tokens: int, kv: Sequence[PagedK
         starts.append(first + len(piece.token_ids))
         if piece.sampled:
             sampled.append(starts[-1] - 1)
-    parts = (token_ids, positions, slots, tables, sampled, scored, targets)
-    device = staging.upload([value for part in parts for value in part]).split([len(part) for part in parts])
     context_lens = [piece.start + len(piece.token_ids) for piece in pieces]
-    ragged = Ragged(starts, context_lens, device[3].view(len(pieces), width))
+    parts = (token_ids, positions, slots, tables, context_lens, sampled, scored, targets)
+    device = staging.upload([value for part in parts for value in part]).split([len(part) for part in parts])
+    ragged = Ragged(starts, context_lens, device[3].view(len(pieces), width), device[4])
     batch = StepBatch(device[0], device[1], device[2], ragged, kv)
-    return StepInputs(batch, *device[4:])
+    return StepInputs(batch, *device[5:])

@@ -111,10 +111,13 @@ def decide(options: EngineOptions, source: Source) -> Decision:
     shape = ExpertShape(spec.hidden, moe.intermediate, layout.page_units, format_, moe.activation)  # type: ignore[arg-type]
     host_bytes = spec.num_experts * layout.expert_bytes
     _check_host(options, host_bytes)
-    budget, assignment = _cut(options, source, device, dtype, layout, shape)
     cache = cache_shape(options.cache)
+    if cache is not None and options.assignment in ("all_on_device", "cpu_only"):
+        raise UserError(f"--cache {options.cache}: {options.assignment} has no cache", "leave out one of the two")
+    budget = _cut(options, source, device, _needs(options, source, device, dtype, layout, shape))
     if cache is not None:
         budget = _with_cache(budget, cache, spec)
+    assignment = _settled(options.assignment, budget.expert_slots, spec.num_experts)
     name = "one set a layer" if cache is None else f"{cache[0]} sets x {cache[1]} ways"
     plan = EffectivePlan(
         options.model, str(device), str(dtype).removeprefix("torch."), assignment, options.eviction, name,
@@ -135,37 +138,33 @@ def _check_host(options: EngineOptions, host_bytes: int) -> None:
 
 
 def _cut(
-    options: EngineOptions, source: Source, device: torch.device, dtype: torch.dtype,
-    layout: PageLayout, shape: ExpertShape,
-) -> tuple[DeviceBudget, str]:  # fmt: skip
-    """The device budget and the assignment policy by name; "auto" is settled here."""
+    options: EngineOptions, source: Source, device: torch.device, needs: Callable[[int], DeviceNeeds]
+) -> DeviceBudget:
+    """The device budget, with the fewest slots that the assignment policy works with."""
     spec = source.spec
-    needs = _needs(options, source, device, dtype, layout, shape)
+    needed = needs(MIN_SLOTS[options.assignment] if options.assignment != "all_on_device" else spec.num_experts)
     limit = None
     if options.expert_memory is not None:
-        limit = share_bytes(options.expert_memory, spec.num_experts * layout.expert_bytes, "--expert-memory")
+        limit = share_bytes(options.expert_memory, spec.num_experts * needed.expert_bytes, "--expert-memory")
     budget_bytes = _budget_bytes(options, device)
-    if options.assignment in ("auto", "cpu_only") and device.type == "cpu" and budget_bytes is None and limit is None:
+    bounded = budget_bytes is not None or limit is not None or options.cache != "auto"
+    if device.type == "cpu" and not bounded and options.assignment in ("auto", "cpu_only"):
         limit = 0  # without a budget to keep, a second place in the same memory would only double it
-    wishes = BudgetWishes(budget_bytes, limit, options.max_model_len, options.max_num_seqs)
-
-    def cut(min_slots: int) -> DeviceBudget:
-        return fit(needs(min_slots), wishes)
-
-    if options.assignment == "auto":
-        budget = cut(0)
-        return budget, "all_on_device" if budget.expert_slots == spec.num_experts else _without_slots(budget)
-    if options.assignment == "all_on_device":
-        return cut(spec.num_experts), "all_on_device"
-    if options.assignment == "fetch_misses":
-        return cut(1), "fetch_misses"
-    budget = cut(0)
-    return budget, _without_slots(budget) if options.assignment == "cpu_misses" else options.assignment
+    return fit(needed, BudgetWishes(budget_bytes, limit, options.max_model_len, options.max_num_seqs))
 
 
-def _without_slots(budget: DeviceBudget) -> str:
-    """`cpu_misses` where the device has a slot at all, else what remains of it."""
-    return "cpu_misses" if budget.expert_slots else "cpu_only"
+# expert slots without which a policy cannot run; all_on_device wants them all
+MIN_SLOTS = {"auto": 0, "cpu_misses": 0, "cpu_only": 0, "fetch_misses": 1}
+
+
+def _settled(wish: str, slots: int, num_experts: int) -> str:
+    """The policy that runs: "auto" is everything on the device where it fits, else `cpu_misses`, of which `cpu_only`
+    is what remains without a slot."""
+    if wish == "auto" and slots == num_experts:
+        return "all_on_device"
+    if wish in ("auto", "cpu_misses"):
+        return "cpu_misses" if slots else "cpu_only"
+    return wish
 
 
 def _budget_bytes(options: EngineOptions, device: torch.device) -> int | None:
@@ -195,9 +194,9 @@ def _needs(
 
     def workspace(max_model_len: int) -> int:
         attention = library.attention_workspace_bytes(
-            a.num_heads, a.num_kv_heads, a.head_dim, itemsize, options.max_num_seqs * max_model_len, tokens
+            a.num_heads, a.num_kv_heads, a.head_dim, itemsize, max_model_len, tokens
         )
-        step = StepShape(tokens, options.max_num_seqs, max_model_len)
+        step = StepShape(tokens, options.max_num_seqs)
         return workspace_bytes(spec, itemsize, step, attention, experts)
 
     held = context_bytes(device, dtype)

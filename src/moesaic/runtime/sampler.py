@@ -118,7 +118,8 @@ def _process(logits_RV: Tensor, rows: Sequence[SampleRow], staging: Staging) -> 
     if penalties:
         _penalize(scores_RV, penalties, staging)
     if masked:
-        scores_RV[_cells(masked, staging)] = -torch.inf
+        never = torch.full((), -torch.inf, dtype=scores_RV.dtype, device=scores_RV.device)
+        scores_RV.index_put_(_cells(masked, staging), never)  # a Python scalar here would cost a synchronization
     return scores_RV
 
 

@@ -46,6 +46,7 @@ GOLDEN = {
 def quick(monkeypatch):
     """Short noise blocks: other bytes, the same way of writing them."""
     monkeypatch.setattr(noise.NoiseShape.__init__, "__defaults__", (0, 0.3, 0.5, 40_009))
+    monkeypatch.setattr(module, "STEP_ELEMENTS", 40_000)
 
 
 @pytest.mark.long

@@ -82,6 +82,7 @@ def test_a_random_model_is_made_for_the_run_and_removed(monkeypatch: pytest.Monk
     (record,) = run(workload, said, modes=("cpu_misses",))
     assert record.mode == "cpu_misses"
     assert record.plan["device_budget_bytes"] == 128 * MiB
+    assert 0 < record.numbers["peak_device_counted"].value <= 128 * MiB
     assert record.plan["load_format"] == "dummy"
     assert record.plan["model"] == "random weights, preset qwen3-tiny, seed 0"
     assert "text: random tokens, seed 0" in record.notes

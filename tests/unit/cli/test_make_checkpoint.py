@@ -4,11 +4,15 @@ import json
 
 from typer.testing import CliRunner
 
+from moesaic.bench import make_checkpoint
 from moesaic.cli.main import app
 from moesaic.memory.checkpoint import open_checkpoint
+from moesaic.models import noise
 
 
-def test_json_says_what_was_written(tmp_path):
+def test_json_says_what_was_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(noise.NoiseShape.__init__, "__defaults__", (0, 0.3, 0.5, 40_009))
+    monkeypatch.setattr(make_checkpoint, "STEP_ELEMENTS", 40_000)
     result = CliRunner().invoke(
         app, ["make-checkpoint", "qwen3-tiny", str(tmp_path / "m"), "--layers", "1", "--seed", "3", "--json"]
     )

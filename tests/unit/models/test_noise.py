@@ -66,3 +66,8 @@ def test_routers_differ_by_layer_and_repeat_with_the_seed():
 )  # fmt: skip
 def test_each_part_has_its_kind(part, kind):
     assert kind_of(part) == kind
+
+
+def test_a_cut_longer_than_its_block_is_our_fault(blocks):
+    with pytest.raises(AssertionError, match="past its block"):
+        draw_cuts(blocks, "noise", 20_000, 10_008, np.random.default_rng(0))
