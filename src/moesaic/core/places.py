@@ -101,7 +101,7 @@ class HardwareProfile:
 
     @classmethod
     def from_toml(cls, text: str) -> HardwareProfile:
-        """Raises UserError for broken TOML, an unknown or missing key, an unknown place, or no number where one is due."""
+        """Raises UserError for broken TOML, an unknown or missing key, no place or no number where one is due."""
         try:
             data = tomllib.loads(text)
             unknown = data.keys() - {"name", "source", "tiers", "links"}

@@ -5,12 +5,11 @@ Rules, in order
    sequence is preempted: it gives its blocks back and is computed again later. Its tokens stay known, so none is lost.
 2. Running prefills get chunks of what is left of the step's tokens, oldest first, as far as blocks are free.
 3. Waiting sequences are admitted first come, first served, while sequences, tokens and blocks last: a sequence enters
-   when the blocks of its whole prompt are free beside what running prefills still need and one block for each
-   running sequence to grow into; with nothing running, it enters if they are free. None is admitted in a step that
-   preempts.
+   when the blocks of all its tokens are free, and one more for each running sequence to grow into. None is admitted
+   in a step that preempts.
 
 No starvation: the oldest running sequence can take the blocks of all others, and nobody overtakes the oldest waiting
-one. Both rest on `fits`, which the engine asks before a request is accepted.
+one. Both rest on every sequence fitting the cache alone, which the engine checks before a request is accepted.
 """
 
 from __future__ import annotations
@@ -69,17 +68,12 @@ class StepPlan:
         return sum(chunk.num_tokens for chunk in self.chunks)
 
 
-def fits(num_tokens: int, num_blocks: int, limits: BatchLimits) -> bool:
-    """Whether a sequence of `num_tokens` can ever be computed, alone, in a cache of `num_blocks`."""
-    return limits.blocks(num_tokens) <= num_blocks
-
-
 def plan_step(
     running: Sequence[SeqView], waiting: Sequence[SeqView], free_blocks: int, limits: BatchLimits
 ) -> StepPlan:
     """The next step. `running` and `waiting` oldest first; a waiting sequence holds no blocks.
 
-    Empty only where nothing runs and nothing waits, given that every sequence `fits` the cache.
+    Empty only where nothing runs and nothing waits, given that every sequence fits the cache alone.
     """
     step = _Step(list(running), free_blocks, limits)
     for seq in running:
@@ -130,21 +124,14 @@ class _Step:
             self.prefill(self.running[0])
 
     def admit(self, waiting: Sequence[SeqView]) -> None:
-        ends = {chunk.seq_id: self.limits.blocks(chunk.start + chunk.num_tokens) for chunk in self.chunks}
-        promised = sum(
-            max(0, self.limits.blocks(s.num_tokens) - max(s.num_blocks, ends.get(s.seq_id, 0))) for s in self.running
-        )
+        """Here running prefills have all the blocks they want: tokens are left only once their chunks are whole."""
         for seq in waiting:
-            reserve = promised + len(self.running)
-            wanted = self.limits.blocks(seq.num_tokens)
             if len(self.running) >= self.limits.max_num_seqs or self.free_tokens == 0:
                 return
-            if wanted + reserve > self.free_blocks:
+            if self.limits.blocks(seq.num_tokens) + len(self.running) > self.free_blocks:
                 return
             self.running.append(seq)
-            before = self.free_blocks
             self._take(seq, min(seq.num_tokens - seq.num_computed, self.free_tokens))
-            promised += wanted - (before - self.free_blocks)
 
     def _take(self, seq: SeqView, size: int) -> None:
         end = seq.num_computed + size

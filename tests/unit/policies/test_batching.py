@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moesaic.policies.batching import BatchLimits, Chunk, SeqView, StepPlan, fits, plan_step
+from moesaic.policies.batching import BatchLimits, Chunk, SeqView, StepPlan, plan_step
 
 
 def test_decodes_come_before_prefill_chunks_and_both_share_the_token_budget() -> None:
@@ -24,14 +24,14 @@ def test_admission_is_first_come_first_served_even_where_a_later_one_would_fit()
     assert [chunk.seq_id for chunk in plan.chunks] == [0]
 
 
-def test_what_running_prefills_still_need_is_not_given_to_newcomers() -> None:
+def test_a_newcomer_needs_blocks_for_all_its_tokens_and_leaves_one_for_each_running() -> None:
     limits = BatchLimits(max_num_seqs=4, max_num_batched_tokens=8, block_tokens=4)
-    free = 6  # the running prefill takes 1 now and 3 later, one stays for each to grow: one block is left over
-    assert len(plan_step([SeqView(0, 20, 4, 1)], [], free, limits).chunks) == 1
-    small, large = SeqView(1, 4), SeqView(1, 8)
-    limits = BatchLimits(max_num_seqs=4, max_num_batched_tokens=64, block_tokens=4)
-    assert len(plan_step([SeqView(0, 20, 4, 1)], [small], free, limits).chunks) == 2
-    assert len(plan_step([SeqView(0, 20, 4, 1)], [large], free, limits).chunks) == 1
+    running = [SeqView(0, 6, 5, 2), SeqView(1, 7, 6, 2)]
+    enough = 5 + 2  # five for the newcomer, though its first chunk takes two
+    for free, admitted in ((enough, [2]), (enough - 1, [])):
+        plan = plan_step(running, [SeqView(2, 20)], free, limits)
+        assert [chunk.seq_id for chunk in plan.chunks] == [0, 1, *admitted]
+    assert plan_step([], [SeqView(2, 20)], 5, limits).chunks == (Chunk(2, 0, 8, False),)
 
 
 def test_the_youngest_gives_way_when_a_decode_cannot_extend() -> None:
@@ -131,7 +131,6 @@ def _workloads(draw: st.DrawFn) -> tuple[_Engine, list[tuple[int, _Seq]]]:
     arrivals = []
     for seq_id in range(draw(st.integers(1, 12))):
         prompt = draw(st.integers(1, room - 1))
-        assert fits(prompt + 1, num_blocks, limits)
         wanted = draw(st.integers(prompt + 1, room))
         arrivals.append((draw(st.integers(0, 30)), _Seq(seq_id, prompt, wanted)))
     arrivals.sort(key=lambda a: (a[0], a[1].seq_id))

@@ -108,6 +108,12 @@ def test_leading_spaces_survive_a_decoder_that_strips_the_first_one() -> None:
         assert "".join(map(detokenizer.push, ids)) == tokenizer.decode(ids, skip_special_tokens=False)
 
 
+def test_a_token_without_text_does_not_cost_the_next_one_its_space() -> None:
+    words = ["", " b", "a"]
+    detokenizer = Detokenizer(lambda ids: "".join(words[i] for i in ids).removeprefix(" "))
+    assert "".join(map(detokenizer.push, [2, 0, 0, 1, 1])) == "a b b"
+
+
 # -- stop texts --------------------------------------------------------------------------------------------------
 def run_stops(pieces: list[str], stops: list[str], include: bool) -> tuple[str, str | None]:
     checker, given_out = StopChecker(stops, include), ""

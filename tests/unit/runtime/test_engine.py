@@ -107,10 +107,11 @@ def test_n_continuations_are_drawn_with_seed_plus_index() -> None:
 
 def test_prompt_logprobs_are_right_under_chunks_and_preemption() -> None:
     prompts = {"a": [9, 8, 7, 6, 5, 4, 3, 2, 1], "b": [1, 1, 2, 3, 5, 8, 13]}
-    engine = toy_engine(num_blocks=5, block_tokens=3, max_num_seqs=2, max_num_batched_tokens=4)
+    engine = toy_engine(num_blocks=7, block_tokens=3, max_num_seqs=2, max_num_batched_tokens=4)
     for key, prompt in prompts.items():
-        engine.add_request(key, prompt, greedy(5, prompt_logprobs=2, logprobs=1))
+        engine.add_request(key, prompt, greedy(7, prompt_logprobs=2, logprobs=1))
     last = finish(engine)
+    assert engine.stats().num_preemptions > 0
     for key, prompt in prompts.items():
         scores = last[key].prompt_logprobs
         assert scores is not None
