@@ -1,5 +1,7 @@
 """The lane executor over CUDA streams: order across lanes, overlap, spans on one clock."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -79,4 +81,4 @@ def test_spans_of_one_lane_never_overlap_over_many_steps():
     assert len(spans) == 400
     for lane in (COMPUTE, LOAD):
         own = sorted((s for s in spans if s.op.lane == lane), key=lambda s: s.index)
-        assert all(a.end_s <= b.start_s + 2e-6 for a, b in zip(own, own[1:], strict=False))
+        assert all(a.end_s <= b.start_s + 2e-6 for a, b in itertools.pairwise(own))

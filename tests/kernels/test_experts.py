@@ -41,7 +41,7 @@ def _x(num_tokens, hidden, dtype, device="cpu"):
 
 
 def _run(op, x, rows, pages, page_range=None):
-    out_TH = torch.full(x.shape, float("nan"), dtype=torch.float32, device=x.device)
+    out_TH = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     op(x, rows, pages, out_TH, page_range).wait()
     return out_TH
 
@@ -57,7 +57,7 @@ def test_the_slow_twin_is_the_dense_formula(case, activation):
     shape = _shape(torch.float32, activation=activation)
     experts, rows = make_experts(len(counts), shape), make_rows(counts, num_tokens)
     x = _x(num_tokens, shape.hidden, torch.float64)
-    out_TH = torch.full(x.shape, float("nan"), dtype=torch.float64)
+    out_TH = torch.zeros(x.shape, dtype=torch.float64)
     reference.grouped_experts(x, rows, experts.pages, out_TH).wait()
     torch.testing.assert_close(out_TH, dense_experts(x, rows, experts, activation), rtol=1e-12, atol=1e-12)
 
@@ -208,7 +208,7 @@ def test_the_library_needs_the_host_side_of_the_table():
 def test_temporaries_on_the_device_stay_under_the_bound(rows_each):
     shape = ExpertShape(2048, 2048, 128, "bf16")
     experts, rows = make_experts(2, shape, "cuda", order="runs"), make_rows([rows_each] * 2, 1500, "cuda")
-    x, out_TH = _x(1500, 2048, torch.bfloat16, "cuda"), torch.empty(1500, 2048, device="cuda")
+    x, out_TH = _x(1500, 2048, torch.bfloat16, "cuda"), torch.zeros(1500, 2048, device="cuda")
     op = kernels(x.device, x.dtype).grouped_experts
     op(x, rows, experts.pages, out_TH)  # cuBLAS takes its own workspace on first use
     torch.cuda.synchronize()
@@ -230,7 +230,7 @@ def test_temporaries_on_the_cpu_stay_under_the_bound(rows_each, form, monkeypatc
         monkeypatch.setattr(library_experts, "_pages_on_cpu", library_experts._pages_on_device)
     shape = ExpertShape(96, 512, 32, "fp32")
     experts, rows = make_experts(2, shape), make_rows([rows_each] * 2, 200)
-    x, out_TH = _x(200, 96, torch.float32), torch.empty(200, 96)
+    x, out_TH = _x(200, 96, torch.float32), torch.zeros(200, 96)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         library_experts.grouped_experts(x, rows, experts.pages, out_TH)
     sizes = [(e.start_ns(), e.nbytes()) for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]

@@ -1,7 +1,8 @@
 """The great law: whatever the budget, the policies and the batch, the answer is the plain model's.
 
-Float32; the plain model is transformers, each prompt alone. Slots from none to all, every assignment and eviction policy,
-every cache geometry, steps of any size, several sequences at once, KV blocks so few that sequences are preempted.
+Float32; the plain model is transformers, each prompt alone. Slots from none to all, every assignment and eviction
+policy, every cache geometry, steps of any size, several sequences at once, KV blocks so few that sequences are
+preempted.
 """
 
 from __future__ import annotations

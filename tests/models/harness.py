@@ -50,7 +50,7 @@ class Run:
 
     def experts(self, layer: int, x_TH: Tensor, routing: Routing) -> Tensor:
         self.ops.append(f"L{layer}.experts")
-        out_TH = torch.full(x_TH.shape, float("nan"), dtype=torch.float32, device=x_TH.device)
+        out_TH = torch.zeros(x_TH.shape, dtype=torch.float32, device=x_TH.device)
         pages = self.experts_by_layer[layer]
         rows = rows_of(routing, len(pages.table.page_slots))
         self.kernels.grouped_experts(x_TH, rows, pages, out_TH).wait()

@@ -54,11 +54,13 @@ class StepWork:
     num_logits: int
 
     def of(self, name: str) -> Compute:
-        """Work of "embed", "head", "L<i>.attn", "L<i>.router" or "L<i>.mlp". AssertionError for another name."""
+        """Work of "embed", "head", "sample", "L<i>.attn", "L<i>.router" or "L<i>.mlp". AssertionError for another."""
         if name == "embed":
             return Compute(0.0, float(self.num_tokens * self.spec.hidden * self.itemsize * 2))
         if name == "head":
             return self._matmul(self.spec.vocab * self.spec.hidden, self.num_logits)
+        if name == "sample":
+            return Compute(0.0, float(self.spec.vocab * self.num_logits * FLOAT32_BYTES))
         layer, _, part = name.partition(".")
         feed_forward = self.spec.layers[int(layer.removeprefix("L"))]
         if part == "attn":
@@ -94,8 +96,8 @@ class StepShape:
 def workspace_bytes(spec: ModelSpec, itemsize: int, step: StepShape, attention_bytes: int, experts_bytes: int) -> int:
     """Upper bound of the temporaries of one step on the device, beside weights and KV.
 
-    `attention_bytes` and `experts_bytes` are what those kernels say they need for such a step. The parts of a layer follow
-    each other, so the largest counts, on top of the residual stream and the step's rotary tables.
+    `attention_bytes` and `experts_bytes` are what those kernels say they need for such a step. The parts of a layer
+    follow each other, so the largest counts, on top of the residual stream and the step's rotary tables.
     """
     a, tokens = spec.attention, step.num_tokens
     hidden = tokens * spec.hidden
@@ -107,8 +109,8 @@ def workspace_bytes(spec: ModelSpec, itemsize: int, step: StepShape, attention_b
     num_experts = max((m.num_experts for m in spec.layers if isinstance(m, MoESpec)), default=0)
     # float32 logits and input, scores, and a stable sort's values, indices and scratch
     routing = tokens * num_experts * (3 * FLOAT32_BYTES + 4 * FLOAT64_BYTES) + hidden * FLOAT32_BYTES
-    # processed logits, probabilities and their running sum, and a sort for top-k and top-p
-    logits = step.num_logits * spec.vocab * (3 * FLOAT32_BYTES + 5 * FLOAT64_BYTES)
+    # processed logits, probabilities and their running sum, and a sort for top-k and top-p (52 bytes seen on Hopper)
+    logits = step.num_logits * spec.vocab * (4 * FLOAT32_BYTES + 8 * FLOAT64_BYTES)
     stream = hidden * (4 * itemsize + 3 * FLOAT32_BYTES)
     tables = 3 * tokens * a.head_dim * FLOAT32_BYTES
     return stream + tables + max(projections + attention_bytes, dense, routing + experts_bytes, logits)

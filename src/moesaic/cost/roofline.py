@@ -1,7 +1,7 @@
 """Seconds of an op on a measured machine: the roof that binds it, and what running beside others costs.
 
-Compute takes the longer of its flops and its bytes (Williams' roofline); a copy takes bytes over the link plus the link's
-latency. Reads of one host's memory by its processor and by its links share that memory (MoE-Lightning's
+Compute takes the longer of its flops and its bytes (Williams' roofline); a copy takes bytes over the link plus the
+link's latency. Reads of one host's memory by its processor and by its links share that memory (MoE-Lightning's
 hierarchical model leaves this out): together they get at most the tier's shared bandwidth.
 """
 

@@ -190,11 +190,11 @@ class GroupedExperts(Protocol):
     ) -> Handle:
         """out[token] += weight * expert(x[token]) for every row, over `page_range` of the pages (None: all).
 
-        x [T, H]; `out_TH` float32 [T, H], overwritten by the sums; x and out on the slab's device. An expert all of
-        whose pages in the range are ABSENT from the table is skipped: its rows run elsewhere (so one list of rows
-        serves every place). Present in part is the caller's fault, an assert. An expert's output rounds to nothing
-        narrower than float32 before it is weighted and added; experts add in ascending id. May return before the work
-        is done on the CPU (see Handle)."""
+        x [T, H]; `out_TH` float32 [T, H], which is added to, so that calls for parts of the work share one; x and out
+        on the slab's device. An expert all of whose pages in the range are ABSENT from the table is skipped: its rows
+        run elsewhere (so one list of rows serves every place). Present in part is the caller's fault, an assert. An
+        expert's output rounds to nothing narrower than float32 before it is weighted and added; experts add in
+        ascending id. May return before the work is done on the CPU (see Handle)."""
         ...
 
 

@@ -49,10 +49,11 @@ def grouped_experts(
     assert x_TH.dtype == FORMAT_DTYPES[experts.shape.format], f"x is {x_TH.dtype}, pages {experts.shape.format}"
     start, stop = page_range if page_range is not None else (0, experts.shape.num_pages)
     partial_sum = _pages_on_device if x_TH.is_cuda else _pages_on_cpu
-    out_TH.zero_()
     for expert in range(len(starts) - 1):
+        if starts[expert] == starts[expert + 1]:
+            continue
         pages = page_slots[expert][start:stop]
-        if starts[expert] == starts[expert + 1] or all(slot == ABSENT for slot in pages):
+        if all(slot == ABSENT for slot in pages):
             continue
         runs = tuple(_runs(pages, expert))
         for first in range(starts[expert], starts[expert + 1], BLOCK_ROWS):

@@ -89,7 +89,6 @@ def grouped_experts(
     assert starts is not None, "the reference is driven from the host: rows.starts"
     assert page_slots is not None, "the reference is driven from the host: table.page_slots"
     start, stop = page_range if page_range is not None else (0, experts.shape.num_pages)
-    out_TH.zero_()
     for expert in range(len(starts) - 1):
         owned = slice(starts[expert], starts[expert + 1])
         token_m, weight_m = rows.token_M[owned], rows.weight_M[owned]

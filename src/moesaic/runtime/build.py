@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from moesaic.core.places import DEVICE, HOST, HardwareProfile, TierSpec
+from moesaic.cost.budget import DeviceBudget
 from moesaic.cost.footprint import expert_flops_per_token
 from moesaic.cost.roofline import RooflineCost
 from moesaic.kernels import choose
@@ -55,6 +56,20 @@ class Memory:
         """The host's memory goes at once; the device's with the last tensor."""
         self.arena.close()
         self.pool.close()
+        if self.pool.device.type == "cuda":
+            torch.cuda.set_per_process_memory_fraction(1.0, self.pool.device)
+
+
+def _hold_to(device: torch.device, budget: DeviceBudget) -> None:
+    """Makes the budget a hard limit: torch's allocator gives cached blocks back, or fails, rather than pass it. Sums
+    stay in float32, also inside a split product."""
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+    torch.cuda.empty_cache()
+    if budget.budget_bytes is not None:
+        total = torch.cuda.mem_get_info(device)[1]
+        fraction = (budget.budget_bytes - budget.context_bytes) / total
+        torch.cuda.set_per_process_memory_fraction(min(1.0, fraction), device)
 
 
 def take_memory(decision: Decision, options: EngineOptions, progress: Progress | None) -> Memory:
@@ -62,6 +77,9 @@ def take_memory(decision: Decision, options: EngineOptions, progress: Progress |
     source, plan, layout = decision.source, decision.plan, decision.layout
     spec, budget = source.spec, plan.budget
     with ExitStack() as undo:
+        if decision.device.type == "cuda":
+            _hold_to(decision.device, budget)
+            undo.callback(torch.cuda.set_per_process_memory_fraction, 1.0, decision.device)
         pool = DevicePool(decision.device, budget.budget_bytes or UNLIMITED_BYTES)
         undo.callback(pool.close)
         pool.reserve("runtime", budget.context_bytes)
@@ -144,7 +162,9 @@ def build_engine(options: EngineOptions, progress: Progress | None = None) -> En
         if plan.budget.expert_slots == spec.num_experts:
             runner.preload(spec.experts())
         notes = (f"host arena: {registration.message}",) if decision.device.type == "cuda" else ()
-        defaults = read_generation_defaults(source.checkpoint.directory, source.checkpoint.config, tokenizer.eos_token_id)
+        defaults = read_generation_defaults(
+            source.checkpoint.directory, source.checkpoint.config, tokenizer.eos_token_id
+        )
         close = undo.pop_all()
     parts = EngineParts(
         decoder=build_decoder(spec, memory.weights, runner.kernels),

@@ -15,7 +15,7 @@ from moesaic.core.model import ModelSpec, TensorSpec
 from moesaic.core.units import format_bytes, parse_bytes
 from moesaic.cost.budget import BudgetWishes, DeviceBudget, DeviceNeeds, fit
 from moesaic.cost.footprint import StepShape, dense_bytes, kv_token_bytes, workspace_bytes
-from moesaic.kernels import choose, library
+from moesaic.kernels import library
 from moesaic.kernels.api import FORMAT_DTYPES, ExpertShape, WeightFormat
 from moesaic.memory.checkpoint import Checkpoint, check_tensors, open_checkpoint, read_json
 from moesaic.memory.hub import resolve_model

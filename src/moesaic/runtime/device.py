@@ -78,5 +78,3 @@ def _process_bytes(device: torch.device) -> int | None:
     except pynvml.NVMLError:
         return None
     return None
-
-

@@ -238,7 +238,8 @@ class Engine:
                 return [], scores
             with parts.run.op("head"):
                 logits_SV = parts.decoder.logits(hidden_TH[inputs.sampled_S])
-            return sample(logits_SV, rows, staging), scores
+            with parts.run.op("sample"):
+                return sample(logits_SV, rows, staging), scores
 
     def _piece(self, chunk: Chunk) -> Piece:
         seq = self._sequences[chunk.seq_id]

@@ -106,10 +106,7 @@ class ExpertRunner:
 
     def run(self, layer: int, x_TH: Tensor, routing: Routing, inputs: int) -> Tensor:
         """Weighted sum of each token's experts, float32 [T, H]. `inputs` is the op that made x and routing."""
-        num_tokens = x_TH.shape[0]
-        if num_tokens == 0:
-            return x_TH.new_zeros(x_TH.shape, dtype=torch.float32)
-        out_TH = x_TH.new_empty(x_TH.shape, dtype=torch.float32)
+        out_TH = x_TH.new_zeros(x_TH.shape, dtype=torch.float32)
         routing = self.tap.routing(layer, routing)
         ids_TK, weights_TK = self._to_host(layer, routing, inputs)
         self.tap.record(layer, ids_TK)
@@ -119,7 +116,7 @@ class ExpertRunner:
 
     def preload(self, experts: Iterable[ExpertId]) -> None:
         """Copies experts to the device and waits until they are there; stops where the slots are used up."""
-        index = None
+        last: int | None = None
         for expert in experts:
             grant = self.store.begin_fill(expert, self.step)
             if grant is None:
@@ -129,9 +126,10 @@ class ExpertRunner:
             with self.executor.span(Op(name, DEVICE_LOAD, work, grant.after, background=True)) as index:
                 self.copy(expert)
             self.store.filled_by(expert, index)
+            last = index
             self.store.release(expert)
-        if index is not None:
-            self.executor.wait(index)  # one lane, in order: the last is the last
+        if last is not None:
+            self.executor.wait(last)  # one lane, in order: the last is the last
         self.store.settle(self.executor.is_done)
 
     def copy(self, expert: ExpertId) -> None:
@@ -139,9 +137,7 @@ class ExpertRunner:
         slot = self.store.slot_of(expert)
         assert slot is not None, f"{expert} has no slot"
         src, dst = self.places.host_pages(expert), self.places.device_pages(slot, expert.layer)
-        self.places.device_SB[dst.start : dst.stop].copy_(
-            self.places.host_SB[src.start : src.stop], non_blocking=True
-        )
+        self.places.device_SB[dst.start : dst.stop].copy_(self.places.host_SB[src.start : src.stop], non_blocking=True)
 
     def _assign(self, layer: int, num_tokens: Mapping[ExpertId, int]) -> Assignment:
         self.store.settle(self.executor.is_done)
@@ -174,28 +170,23 @@ class _LayerWork:
         self.x_TH, self.out_TH = x_TH, out_TH
         self.shape, self.cost = runner.places.shapes[layer], runner.costs[layer]
         self.num_experts = runner.places.num_experts[layer]
-        self.empty = True  # nothing is in out yet
         top_k = ids_TK.shape[1]
         flat_M = ids_TK.flatten()
         order_M = torch.argsort(flat_M, stable=True)
         counts = torch.bincount(flat_M, minlength=self.num_experts).tolist()
+        self.top_k, self.routing = top_k, routing
         self.starts = [0]
         for count in counts:
             self.starts.append(self.starts[-1] + count)
         self.num_tokens = {ExpertId(layer, e): n for e, n in enumerate(counts) if n}
         self.host_rows = ExpertRows(order_M // top_k, weights_TK.flatten()[order_M], None, self.starts)
-        if x_TH.device.type == "cpu":
-            self.device_rows = self.host_rows
-        else:
-            order_M = torch.argsort(routing.topk_ids_TK.flatten(), stable=True)
-            weight_M = routing.topk_weights_TK.flatten()[order_M]
-            self.device_rows = ExpertRows(order_M // top_k, weight_M, None, self.starts)
+        self._device_rows: ExpertRows | None = None
 
     def run(self, assignment: Assignment) -> None:
         store = self.runner.store
         ways: dict[str, list[ExpertId]] = {"resident": [], "copied": [], "host": []}
         for share in assignment.shares:
-            assert share.pages is None and share.way in ways, f"the runner has no way for {share}"
+            assert share.pages is None, f"the runner computes whole experts: {share}"
             # what an earlier step is still copying is followed, not copied again
             followed = share.way == "copied" and store.state(share.expert) is State.PENDING
             ways["resident" if followed else share.way].append(share.expert)
@@ -280,35 +271,36 @@ class _LayerWork:
         slots = {e: store.slot_of(e) for e in experts}
         table = self._table({e: places.device_pages(s, self.layer) for e, s in slots.items() if s is not None})
         pages = ExpertPages(places.device_SB, table, self.shape)
-        if self.empty:
-            self.runner.kernels.grouped_experts(self.x_TH, self.device_rows, pages, self.out_TH).wait()
-            self.empty = False
-            return
-        part_TH = torch.empty_like(self.out_TH)
-        self.runner.kernels.grouped_experts(self.x_TH, self.device_rows, pages, part_TH).wait()
-        self.out_TH += part_TH
+        self.runner.kernels.grouped_experts(self.x_TH, self.device_rows(), pages, self.out_TH).wait()
+
+    def device_rows(self) -> ExpertRows:
+        """The rows as device tensors, made when first used: copies that are wanted at once are issued before."""
+        if self._device_rows is None:
+            if self.x_TH.device.type == "cpu":
+                self._device_rows = self.host_rows
+            else:
+                order_M = torch.argsort(self.routing.topk_ids_TK.flatten(), stable=True)
+                weight_M = self.routing.topk_weights_TK.flatten()[order_M]
+                self._device_rows = ExpertRows(order_M // self.top_k, weight_M, None, self.starts)
+        return self._device_rows
 
     def _on_host(self, experts: Sequence[ExpertId]) -> None:
         n = self.x_TH.shape[0]
         staging, places = self.runner.staging, self.runner.places
         table = self._table({e: places.host_pages(e) for e in experts})
         pages = ExpertPages(places.host_SB, table, self.shape)
-        handle = self.runner.host_kernels.grouped_experts(
-            staging.x_TH[:n], self.host_rows, pages, staging.y_TH[:n]
-        )
-        handle.wait(HOST_TIMEOUT_S)
+        y_TH = staging.y_TH[:n].zero_()
+        self.runner.host_kernels.grouped_experts(staging.x_TH[:n], self.host_rows, pages, y_TH).wait(HOST_TIMEOUT_S)
 
     def _x_to_host(self) -> None:
         self.runner.staging.x_TH[: self.x_TH.shape[0]].copy_(self.x_TH, non_blocking=True)
 
     def _y_to_device(self) -> None:
         y_TH = self.runner.staging.y_TH[: self.x_TH.shape[0]]
-        if self.empty:
-            self.out_TH.copy_(y_TH, non_blocking=True)
-            self.empty = False
-        else:
-            self.out_TH += y_TH.to(self.out_TH.device, non_blocking=True)
+        self.out_TH += y_TH.to(self.out_TH.device, non_blocking=True)
 
     def _table(self, pages: Mapping[ExpertId, range]) -> SlotTable:
-        absent = (ABSENT,) * self.shape.num_pages
-        return SlotTable(None, [pages.get(ExpertId(self.layer, e), absent) for e in range(self.num_experts)])
+        table: list[Sequence[int]] = [(ABSENT,) * self.shape.num_pages] * self.num_experts
+        for expert, slots in pages.items():
+            table[expert.expert] = slots
+        return SlotTable(None, table)

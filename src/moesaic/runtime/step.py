@@ -1,4 +1,4 @@
-"""One step of the model as the decoders see it: spans around their own work, and the sparse part handed to the runner."""
+"""One step of the model as decoders see it: spans around their own work, and the sparse part handed to the runner."""
 
 from __future__ import annotations
 

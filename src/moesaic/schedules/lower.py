@@ -54,21 +54,21 @@ def lower(wave: Wave, cost: ExpertCost, num_rows: int, first: int, inputs: int) 
     """Ops of `wave`, starting at index `first`. `inputs` is the op that produced the layer's activations and
     routing; `num_rows` tokens go to the host and back where the host computes.
 
-    Issue order makes lanes overlap: activations leave first, then everything the device can do without waiting, and the
-    host's work last, because issuing it in line blocks whoever issues.
+    Issue order makes lanes overlap: what the slowest lanes carry comes first (activations to the host, blocking
+    copies), then what the device can compute, and the host's work last: issuing it in line blocks whoever issues.
     """
     schedule = Schedule(first)
     name = f"L{wave.layer}."
     row_bytes = float(num_rows * cost.token_bytes)
     if wave.host:
         down = schedule.add(Op(name + "x", DEVICE_STORE, Copy(DEVICE, HOST, row_bytes), (inputs,)))
+    copies = {}
+    for expert, after in wave.fetched.items():
+        copies[expert] = schedule.add(_copy(f"{name}fetch.e{expert.expert}", cost, after))
     if wave.resident:
         after = tuple(sorted({inputs, *(i for ops in wave.resident.values() for i in ops)}))
         work = cost.compute(len(wave.resident), sum(wave.num_tokens[e] for e in wave.resident))
         schedule.add(Op(name + "hits", DEVICE_COMPUTE, work, after))
-    copies = {}
-    for expert, after in wave.fetched.items():
-        copies[expert] = schedule.add(_copy(f"{name}fetch.e{expert.expert}", cost, after))
     for expert, copied in copies.items():
         work = cost.compute(1, wave.num_tokens[expert])
         schedule.add(Op(f"{name}expert.e{expert.expert}", DEVICE_COMPUTE, work, (inputs, copied)))

@@ -1,5 +1,6 @@
 """The lane executor: order, spans, errors; on the CPU in line, on a GPU over streams (tests/gpu)."""
 
+import itertools
 import time
 
 import pytest
@@ -28,7 +29,7 @@ def test_ops_run_in_order_and_each_leaves_one_span():
     spans = executor.drain()
     assert [s.index for s in spans] == list(range(6))
     assert [s.op.name for s in spans] == ran
-    assert all(a.end_s <= b.start_s for a, b in zip(spans, spans[1:], strict=False))
+    assert all(a.end_s <= b.start_s for a, b in itertools.pairwise(spans))
     assert executor.collect() == ()
 
 

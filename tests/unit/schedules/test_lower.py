@@ -41,10 +41,9 @@ def test_an_empty_wave_is_an_empty_fragment():
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 7)), max_size=40), st.integers(1, 4))
 def test_a_run_of_fetches_through_any_slots_passes_check(requests, num_slots):
     """Slots taken round robin, each copy after the last reader of its slot: what the store grants."""
-    run, slots, readers, turn = Schedule(ops=[Op("embed", DEVICE_COMPUTE, Compute())]), {}, {}, 0
-    for layer, number in requests:
+    run, slots, readers = Schedule(ops=[Op("embed", DEVICE_COMPUTE, Compute())]), {}, {}
+    for turn, (layer, number) in enumerate(requests):
         expert, slot = ExpertId(layer, number), turn % num_slots
-        turn += 1
         wave = Wave(layer, {expert: 1}, fetched={expert: readers.get(slot, ())})
         fragment = lower(wave, COST, 1, len(run.ops), 0)
         slots[fragment.first] = slot
