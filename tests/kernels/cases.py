@@ -133,16 +133,17 @@ class Sequences:
 
 def make_sequences(
     lengths: Sequence[tuple[int, int]],
-    num_heads: int = 4,
-    num_kv_heads: int = 2,
-    head_dim: int = 16,
+    heads: tuple[int, int, int] = (4, 2, 16),
     block_tokens: int = 4,
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
+    seed: int = 0,
     lengths_on_device: bool = True,
 ) -> Sequences:
-    """`lengths`: (queries, context) of each sequence. Blocks are shuffled; what is not a sequence's is NaN."""
-    generator = torch.Generator().manual_seed(0)
+    """`lengths`: (queries, context) of each sequence. Blocks are shuffled; what is not a sequence's is NaN.
+    `heads`: query heads, key/value heads, head dimension."""
+    num_heads, num_kv_heads, head_dim = heads
+    generator = torch.Generator().manual_seed(seed)
     needed = [-(-context // block_tokens) for _, context in lengths]
     num_blocks = sum(needed) + 3
     free = torch.randperm(num_blocks, generator=generator).tolist()

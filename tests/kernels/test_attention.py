@@ -52,7 +52,7 @@ def test_steps_of_every_kind_equal_the_dense_formula(device, dtype, case, window
 @pytest.mark.parametrize("dtype", DTYPES, ids=DTYPE_IDS)
 @pytest.mark.parametrize("device", DEVICES)
 def test_head_counts_and_widths_equal_the_dense_formula(device, dtype, head_dim, heads):
-    sequences = make_sequences(STEPS["mixed"], *heads, head_dim, dtype=dtype, device=device)
+    sequences = make_sequences(STEPS["mixed"], (*heads, head_dim), dtype=dtype, device=device)
     op = kernels(sequences.query_TND.device, dtype).paged_attention
     for window in (None, 5):
         actual = op(sequences.query_TND, sequences.kv, sequences.ragged, head_dim**-0.5, window)
@@ -171,7 +171,7 @@ def test_rms_norm_of_a_view_with_wide_rows_equals_that_of_its_copy(device):
 )
 @pytest.mark.parametrize("dtype", DTYPES, ids=DTYPE_IDS)
 def test_temporaries_on_the_device_stay_under_the_bound(dtype, lengths):
-    sequences = make_sequences(lengths, 32, 8, 128, block_tokens=64, dtype=dtype, device="cuda")
+    sequences = make_sequences(lengths, (32, 8, 128), block_tokens=64, dtype=dtype, device="cuda")
     tokens = sequences.query_TND.shape[0]
     context = max(c for _, c in lengths)
     bound = attention.attention_workspace_bytes(32, 8, 128, dtype.itemsize, context, tokens)
