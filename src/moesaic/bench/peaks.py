@@ -11,6 +11,8 @@ from pathlib import Path
 
 import torch
 
+from moesaic.runtime.device import warm_up
+
 _PERIOD_S = 0.025
 
 
@@ -35,12 +37,11 @@ class Baseline:
 
 
 def take_baseline(device: torch.device) -> Baseline:
-    """Reads device usage, then initializes the device, then reads host usage. Without NVML nobody can tell what was
-    gone before this process had a context: then all of the device's bytes count as ours."""
+    """Reads device usage, then initializes the device with the libraries a step uses (a gigabyte of code, mapped at their
+    first call), then reads host usage. Without NVML nobody can tell what was gone before this process had a context:
+    then all of the device's bytes count as ours."""
     used = driver_used_bytes(device) if has_nvml() else 0
-    if device.type == "cuda":
-        torch.zeros(1, device=device)
-        torch.cuda.synchronize(device)
+    warm_up(device, torch.bfloat16)
     return Baseline(used, host_rss_bytes())
 
 

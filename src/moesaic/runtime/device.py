@@ -48,18 +48,25 @@ def context_bytes(device: torch.device, dtype: torch.dtype) -> int:
     modules, and whatever other processes hold when the driver does not tell processes apart. 0 on the CPU."""
     if device.type == "cpu":
         return 0
-    a = torch.ones(2, 64, 64, dtype=dtype, device=device)
-    torch.bmm(a, a)
-    torch.nn.functional.linear(a[0], a[0]).float().softmax(-1).cumsum(-1)
-    torch.nn.functional.scaled_dot_product_attention(a[None], a[None], a[None])
-    torch.argsort(a[0, 0].long(), stable=True)
-    torch.cuda.synchronize(device)
+    warm_up(device, dtype)
     free, total = torch.cuda.mem_get_info(device)
     used = _process_bytes(device)
     if used is None:
         used = total - free
     held = torch.cuda.memory_reserved(device)
     return max(0, used - held) + LAZY_KERNEL_BYTES
+
+
+def warm_up(device: torch.device, dtype: torch.dtype) -> None:
+    """Loads the libraries that a step uses on a GPU, by calling each once; nothing on the CPU."""
+    if device.type == "cpu":
+        return
+    a = torch.ones(2, 64, 64, dtype=dtype, device=device)
+    torch.bmm(a, a)
+    torch.nn.functional.linear(a[0], a[0]).float().softmax(-1).cumsum(-1)
+    torch.nn.functional.scaled_dot_product_attention(a[None], a[None], a[None])
+    torch.argsort(a[0, 0].long(), stable=True)
+    torch.cuda.synchronize(device)
 
 
 def _process_bytes(device: torch.device) -> int | None:
