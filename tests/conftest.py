@@ -7,9 +7,17 @@ import os
 
 import pytest
 
+from tests.paths import SMALL
+
 
 def pytest_configure() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before anything imports torch
+
+
+def pytest_report_header() -> str:
+    """What is not here is said once, at the top, instead of once a test."""
+    here = (SMALL / "config.json").is_file()
+    return "small trained checkpoint: " + ("beside the checkout" if here else "not beside the checkout, its tests skip")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -12,14 +12,12 @@ import torch
 from torch import Tensor
 
 from moesaic import LLM, SamplingParams
+from moesaic.kernels.layout import QUANTIZED
 from moesaic.memory.pages import PageLayout
 from moesaic.specs import read_spec
 from tests import oracle
+from tests.paths import TINY as TINY
 from tests.thresholds import LOGITS_FLOAT32
-
-ROOT = Path(__file__).parents[1]
-TINY = ROOT / "src/moesaic/models/data/tiny"
-SMALL = ROOT.parent / "shared/models/small"
 
 
 def num_experts(directory: Path) -> int:
@@ -31,7 +29,8 @@ def open_llm(directory: Path, slots: int | None = None, dtype: str = "float32", 
     if slots is not None:
         spec = read_spec(json.loads((directory / "config.json").read_text()))
         itemsize = 4 if dtype == "float32" else 2
-        layout = PageLayout.cut(spec.hidden, spec.moe(spec.moe_layers[0]).intermediate, itemsize)
+        quantized = QUANTIZED.get(options.get("expert_format", "auto"))
+        layout = PageLayout.cut(spec.hidden, spec.moe(spec.moe_layers[0]).intermediate, itemsize, quantized)
         options["expert_memory"] = slots * layout.expert_bytes
     llm = LLM(str(directory), dtype=dtype, **options)
     assert slots is None or llm.engine.parts.plan.budget.expert_slots == slots

@@ -2,7 +2,8 @@
 #include "rms_norm.h"
 
 #include <cmath>
-#include <cstring>
+
+#include "floats.h"
 
 #ifdef MOESAIC_X86
 #include <cpuid.h>
@@ -10,64 +11,6 @@
 
 namespace moesaic {
 namespace {
-
-struct Fp32 {
-  using Bits = float;
-  static float load(Bits v) { return v; }
-  static Bits store(float v) { return v; }
-};
-
-struct Bf16 {
-  using Bits = uint16_t;
-  static float load(Bits v) {
-    const uint32_t wide = static_cast<uint32_t>(v) << 16;
-    float f;
-    std::memcpy(&f, &wide, sizeof f);
-    return f;
-  }
-  static Bits store(float v) {
-    uint32_t wide;
-    std::memcpy(&wide, &v, sizeof wide);
-    if ((wide & 0x7fffffffu) > 0x7f800000u) {
-      return static_cast<Bits>((wide >> 16) | 0x40u);  // rounding could carry a NaN into infinity
-    }
-    return static_cast<Bits>((wide + 0x7fffu + ((wide >> 16) & 1u)) >> 16);
-  }
-};
-
-struct Fp16 {
-  using Bits = uint16_t;
-  static float load(Bits v) {
-    const uint32_t sign = static_cast<uint32_t>(v & 0x8000u) << 16;
-    const uint32_t exponent = (v >> 10) & 0x1fu;
-    const uint32_t mantissa = v & 0x3ffu;
-    if (exponent == 0) {  // zero or subnormal: mantissa * 2^-24
-      const float magnitude = std::ldexp(static_cast<float>(mantissa), -24);
-      return sign != 0 ? -magnitude : magnitude;
-    }
-    const uint32_t wide = exponent == 31 ? 0x7f800000u | (mantissa << 13) : ((exponent + 112) << 23) | (mantissa << 13);
-    const uint32_t bits = sign | wide;
-    float f;
-    std::memcpy(&f, &bits, sizeof f);
-    return f;
-  }
-  static Bits store(float v) {
-    uint32_t wide;
-    std::memcpy(&wide, &v, sizeof wide);
-    const Bits sign = static_cast<Bits>((wide >> 16) & 0x8000u);
-    const uint32_t magnitude = wide & 0x7fffffffu;
-    if (magnitude > 0x7f800000u) {
-      return sign | 0x7e00u;
-    }
-    if (magnitude >= 0x477ff000u) {  // 65520 and above rounds to infinity
-      return sign | 0x7c00u;
-    }
-    if (magnitude < 0x38800000u) {  // below 2^-14: subnormal, in units of 2^-24
-      return sign | static_cast<Bits>(std::nearbyint(std::ldexp(std::fabs(v), 24)));
-    }
-    return sign | static_cast<Bits>((magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13);
-  }
-};
 
 template <class F>
 void rows_portable(const void* x, const void* weight, void* y, int64_t rows, int64_t hidden, float eps) {
@@ -107,11 +50,11 @@ RmsNormRows rms_norm_rows(Format format) {
 #endif
   switch (format) {
     case Format::bf16:
-      return rows_portable<Bf16>;
+      return rows_portable<Bf16Bits>;
     case Format::fp16:
-      return rows_portable<Fp16>;
+      return rows_portable<Fp16Bits>;
     default:
-      return rows_portable<Fp32>;
+      return rows_portable<Fp32Bits>;
   }
 }
 

@@ -3,9 +3,9 @@
 
 #include <cstdint>
 
-namespace moesaic {
+#include "format.h"
 
-enum class Format { fp32, bf16, fp16 };
+namespace moesaic {
 
 // x, y: `rows` rows of `hidden` elements, end to end; weight: `hidden` elements; all of one format. y may be x.
 using RmsNormRows = void (*)(const void* x, const void* weight, void* y, int64_t rows, int64_t hidden, float eps);

@@ -7,9 +7,11 @@ import sys
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from os import PathLike
 from types import TracebackType
 from typing import Any, Protocol
 
+from moesaic.core.arguments import as_list, shown, token_ids, whole
 from moesaic.core.errors import UserError
 from moesaic.core.sampling import SamplingParams
 from moesaic.runtime.engine import Engine
@@ -20,7 +22,8 @@ from moesaic.runtime.tokenizer import Message, Tokenizer
 
 __all__ = ["LLM", "CompletionOutput", "EngineOptions", "Logprob", "RequestOutput", "SamplingParams"]
 
-Prompt = str | Sequence[int] | Mapping[str, Any]  # text, token ids, {"prompt": ...} or {"prompt_token_ids": ...}
+# text, token ids (also a 1-D array or tensor), {"prompt": ...} or {"prompt_token_ids": ...}
+Prompt = str | Sequence[int] | Mapping[str, Any]
 
 
 class LLM:
@@ -31,10 +34,10 @@ class LLM:
     says why in `outputs[i].error`; the others are not touched by it.
     """
 
-    def __init__(self, model: str, **options: Any) -> None:
+    def __init__(self, model: str | PathLike[str], **options: Any) -> None:
         from moesaic.runtime.build import build_engine
 
-        self.engine: Engine = build_engine(EngineOptions.of(model, **options))
+        self.engine: Engine = build_engine(EngineOptions(model, **options))  # type: ignore[arg-type]
         self._inbox: dict[str, deque[RequestOutput]] = {}
         self._num_requests = 0
 
@@ -77,18 +80,7 @@ class LLM:
 
         The request is checked and queued at the call, and aborted when the iterator is closed early.
         """
-        ids = self._add_all([prompt], [sampling_params])
-        return self._stream(ids)
-
-    def _stream(self, ids: list[str]) -> Iterator[RequestOutput]:
-        try:
-            while True:
-                for output in self._step(ids):
-                    yield output
-                    if output.finished:
-                        return
-        finally:
-            self._abort(ids)
+        return _Stream(self, self._add_all([prompt], _one_each(sampling_params, 1)))
 
     def chat(
         self,
@@ -99,8 +91,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """`generate` on one conversation or several, through the model's chat template."""
         tokenizer = self._tokenizer()
-        several = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        prompts = [tokenizer.chat(conversation, **template_options) for conversation in several]  # type: ignore[arg-type]
+        prompts = [tokenizer.chat(conversation, **template_options) for conversation in _conversations(messages)]
         return self.generate(prompts, sampling_params, use_tqdm)
 
     # -- the rest ------------------------------------------------------------------------------------------------
@@ -170,32 +161,94 @@ class LLM:
             self._inbox.pop(request_id, None)
 
 
+class _Stream(Iterator[RequestOutput]):
+    """The outputs of one request as they come; UserError where it was ended from elsewhere. Closed, dropped or read to
+    its end, it ends the request: also when nobody ever read from it, which a generator function would not notice."""
+
+    def __init__(self, llm: LLM, ids: list[str]) -> None:
+        self._llm, self._ids = llm, ids
+        self._come: deque[RequestOutput] = deque()
+        self._finished = False
+
+    def __next__(self) -> RequestOutput:
+        if self._finished:
+            raise StopIteration
+        try:
+            while not self._come:
+                self._come.extend(self._llm._step(self._ids))
+                if not self._come and not self._llm.engine.has_unfinished():
+                    raise UserError("the stream's request was aborted", "call stream() again")
+        except BaseException:
+            self.close()
+            raise
+        output = self._come.popleft()
+        if output.finished:
+            self.close()
+        return output
+
+    def close(self) -> None:
+        if not self._finished:
+            self._finished = True
+            self._llm._abort(self._ids)
+
+    def __del__(self) -> None:
+        self.close()
+
+
 # -- arguments ---------------------------------------------------------------------------------------------------
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+def _as_list(prompts: Any) -> list[Any]:
     if isinstance(prompts, (str, Mapping)):
         return [prompts]
-    several = list(prompts)
-    if several and isinstance(several[0], int):
-        return [several]  # type: ignore[list-item]
-    return several  # type: ignore[return-value]
+    several = None if isinstance(prompts, (bytes, bytearray)) else as_list(prompts)
+    if several is None:
+        raise UserError(f"prompts is {shown(prompts)}", "give text, token ids, or a list of such prompts")
+    if several and whole(several[0]) is not None:
+        return [several]  # the ids of one prompt
+    return several
 
 
-def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams | None]:
+def _one_each(params: Any, count: int) -> list[SamplingParams | None]:
     if params is None or isinstance(params, SamplingParams):
         return [params] * count
+    if not isinstance(params, Sequence) or not all(p is None or isinstance(p, SamplingParams) for p in params):
+        raise UserError(f"sampling_params is {shown(params)}", "give SamplingParams(...), or a list of them")
     if len(params) != count:
         raise UserError(f"{count} prompts and {len(params)} sampling_params", "give one for all, or one a prompt")
     return list(params)
 
 
-def _prompt(prompt: Prompt) -> str | Sequence[int]:
-    if not isinstance(prompt, Mapping):
+def _prompt(prompt: Any) -> str | list[int]:
+    """A prompt as text or token ids."""
+    if isinstance(prompt, Mapping):
+        if "prompt_token_ids" in prompt:
+            prompt = prompt["prompt_token_ids"]
+        elif isinstance(prompt.get("prompt"), str):
+            return str(prompt["prompt"])
+        else:
+            raise UserError(f"a prompt has the keys {shown(list(prompt))}", "give prompt or prompt_token_ids")
+    elif isinstance(prompt, str):
         return prompt
-    if "prompt_token_ids" in prompt:
-        return list(prompt["prompt_token_ids"])
-    if isinstance(prompt.get("prompt"), str):
-        return str(prompt["prompt"])
-    raise UserError(f"a prompt has the keys {sorted(prompt)}", "give prompt or prompt_token_ids")
+    ids = token_ids(prompt)
+    if ids is None:
+        raise UserError(f"the prompt is {shown(prompt)}", "give text, or a list of token ids")
+    return ids
+
+
+def _conversations(messages: Any) -> list[list[Message]]:
+    """One conversation or several, each message checked."""
+    several = None if isinstance(messages, (str, bytes, Mapping)) else as_list(messages)
+    if several is None:
+        raise UserError(f"messages is {shown(messages)}", 'give a list such as [{"role": "user", "content": "Hello"}]')
+    conversations = [several] if several and isinstance(several[0], Mapping) else several
+    for conversation in conversations:
+        for message in conversation if isinstance(conversation, (list, tuple)) else [conversation]:
+            if not (
+                isinstance(message, Mapping)
+                and isinstance(message.get("role"), str)
+                and isinstance(message.get("content"), (str, list, tuple, type(None)))
+            ):
+                raise UserError(f"a message is {shown(message)}", 'give {"role": ..., "content": ...}, a text each')
+    return [list(conversation) for conversation in conversations]
 
 
 # -- progress ----------------------------------------------------------------------------------------------------

@@ -200,6 +200,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
     "head count that does not divide": (config(num_attention_heads=5), ("num_key_value_heads",)),
     "scaled rotary embedding": (config(rope_scaling={"type": "yarn", "factor": 4}), ("rope_scaling.type", "yarn")),
     "quantized": (config(quantization_config={"quant_method": "gptq"}), ("quantization_config",)),
+    "experts without end": (config(num_hidden_layers=4096, num_local_experts=256), ("num_hidden_layers", "65536")),
     "layers without end": (config(num_hidden_layers=10**9), ("num_hidden_layers",)),
 }
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from moesaic.models.tiny import random_config, write_checkpoint
-from tests.engines import SMALL, TINY, Oracle, answer, num_experts, open_llm
+from tests.engines import Oracle, answer, num_experts, open_llm
+from tests.paths import SMALL, TINY
 
 STEPS = 64
 FAMILIES = ("mixtral", "qwen3_moe", "olmoe")

@@ -90,6 +90,19 @@ def test_bad_input_ends_in_one_line_and_exit_code_2(moesaic: Moesaic, tmp_path: 
         assert words in lines[-1]
         assert "Traceback" not in done.stderr
         assert done.stdout == ""
+        assert len(lines) == 1, "refused before the model is loaded and its plan printed"
+
+
+def test_a_trace_is_written_by_a_run_and_left_alone_by_a_refused_one(moesaic: Moesaic, tmp_path: Path) -> None:
+    trace = tmp_path / "t.json"
+    trace.write_text("mine")
+    refused = moesaic("generate", str(TINY), "-p", "x", "--trace", str(trace), "--device-memory", "1MiB")
+    assert refused.code == 2, refused.stderr
+    assert trace.read_text() == "mine"
+    done = moesaic("generate", str(TINY), "-p", "x", "--trace", str(trace), *FAST)
+    assert done.code == 0, done.stderr
+    assert json.loads(trace.read_text())["traceEvents"]
+    assert [p.name for p in tmp_path.iterdir()] == ["t.json"]
 
 
 @pytest.mark.parametrize(
@@ -101,6 +114,9 @@ def test_bad_input_ends_in_one_line_and_exit_code_2(moesaic: Moesaic, tmp_path: 
         (("--prompt-file", "/nowhere/at/all"), "/nowhere/at/all"),
         (("-p", "-", "--prompt-file", "-"), "stdin"),
         (("-p", "x", "--no-such-flag"), "--no-such-flag"),
+        (("-p", "x", "--device-memory", "9" * 400 + "GiB"), "device_memory"),
+        (("-p", "x", "--max-num-batched-tokens", "100000000"), "max_num_batched_tokens"),
+        (("-p", "x", "--trace", ""), "trace"),
     ],
 )
 def test_wrong_arguments_are_refused_before_anything_heavy(moesaic: Moesaic, args: tuple[str, ...], words: str) -> None:
@@ -123,5 +139,6 @@ def test_a_reader_that_leaves_is_no_error_worth_a_traceback() -> None:
     process.stdout.close()
     stderr = process.stderr.read().decode()
     process.wait(timeout=120)
+    assert process.returncode == 0
     assert "Traceback" not in stderr
     assert "BrokenPipe" not in stderr

@@ -72,13 +72,18 @@ print(json.dumps({"budget": parse_bytes(budget), "reserved": peaks.device_reserv
 
 
 @pytest.mark.parametrize(
-    ("preset", "budget", "assignment"),
-    [("mixtral", "3GiB", "fetch_misses"), ("mixtral", "4GiB", "cpu_misses"), ("qwen3", "3GiB", "fetch_misses")],
+    ("preset", "layers", "budget", "assignment"),
+    [
+        ("mixtral", 3, "3GiB", "fetch_misses"),
+        ("mixtral", 6, "4GiB", "cpu_misses"),
+        ("qwen3", 24, "6GiB", "fetch_misses"),
+        ("olmoe", 16, "3GiB", "cpu_misses"),
+    ],
 )
-def test_the_device_peak_stays_under_the_budget_by_allocator_and_driver(tmp_path, preset, budget, assignment):
+def test_the_device_peak_stays_under_the_budget_by_allocator_and_driver(tmp_path, preset, layers, budget, assignment):
     directory = tmp_path / preset
     directory.mkdir()
-    write_outline(directory, geometry_of(preset, 3))
+    write_outline(directory, geometry_of(preset, layers))
     done = subprocess.run(
         [sys.executable, "-c", BUDGET_SCRIPT, str(directory), budget, assignment],
         capture_output=True, text=True, timeout=280, check=False,

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from moesaic.kernels import formats
 from moesaic.kernels.api import (
     ABSENT,
     FORMAT_DTYPES,
@@ -24,6 +25,7 @@ from moesaic.kernels.api import (
     SlotTable,
     WeightFormat,
 )
+from moesaic.kernels.layout import QUANTIZED, Page
 from tests.thresholds import KERNEL_NMSE
 
 DEVICES = [
@@ -35,6 +37,7 @@ DEVICES = [
 ]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 DTYPE_IDS = ["fp32", "bf16", "fp16"]
+QUANTIZED_NAMES = [name for name in QUANTIZED if name != "int4"]  # which is int4-64
 FORMATS: dict[torch.dtype, WeightFormat] = {dtype: name for name, dtype in FORMAT_DTYPES.items()}
 
 
@@ -48,7 +51,8 @@ def close(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
 
 @dataclass
 class Experts:
-    """Dense weights [E, I, H], [E, I, H], [E, H, I] in storage format (on the CPU), and the same as pages."""
+    """Dense weights [E, I, H], [E, I, H], [E, H, I] in storage format (on the CPU; dequantized to float32 where pages
+    are quantized), and the same as pages."""
 
     gate: Tensor
     up: Tensor
@@ -68,13 +72,14 @@ def make_experts(
     """`order`: "runs" gives every expert consecutive slots (experts themselves shuffled), "scattered" shuffles
     single pages. `absent` experts get no slot. There are always spare slots full of NaN."""
     generator = torch.Generator().manual_seed(seed)
-    dtype = FORMAT_DTYPES[shape.format]
+    dtype = FORMAT_DTYPES.get(shape.format, torch.float32)
     size = (num_experts, shape.intermediate, shape.hidden)
     gate, up = ((torch.randn(size, generator=generator) * shape.hidden**-0.5 * 2).to(dtype) for _ in range(2))
     down = (torch.randn(num_experts, shape.hidden, shape.intermediate, generator=generator) * 0.2).to(dtype)
-    page_bytes = -(-3 * shape.page_units * shape.hidden * dtype.itemsize // 64) * 64 + padding_bytes
+    page_bytes = Page(shape.stored, shape.hidden, shape.page_units).num_bytes + padding_bytes
     num_slots = (num_experts + 2) * shape.num_pages
-    slab_SB = torch.full((num_slots, page_bytes // dtype.itemsize), float("nan"), dtype=dtype).view(torch.uint8)
+    # NaN in every float format, and in scales of every kind
+    slab_SB = torch.full((num_slots, page_bytes), 0xFF, dtype=torch.uint8)
     if order == "runs":
         firsts = torch.randperm(num_experts + 2, generator=generator)[:num_experts] * shape.num_pages
         slots_EP = firsts[:, None] + torch.arange(shape.num_pages)
@@ -84,13 +89,40 @@ def make_experts(
     for e in range(num_experts):
         for p in range(shape.num_pages):
             units = slice(p * shape.page_units, (p + 1) * shape.page_units)
-            page = torch.cat([gate[e, units].flatten(), up[e, units].flatten(), down[e, :, units].flatten()])
+            blocks = gate[e, units], up[e, units], down[e, :, units]
+            page_B = torch.full((page_bytes,), 0xFF, dtype=torch.uint8)
+            for block, stored in zip(blocks, _write_page(page_B, shape, blocks), strict=True):
+                block.copy_(stored)
             if e not in absent:
-                slab_SB[slots_EP[e, p], : page.numel() * dtype.itemsize] = page.view(torch.uint8)
+                slab_SB[slots_EP[e, p]] = page_B
     for e in absent:
         slots_EP[e] = ABSENT
     table = SlotTable(slots_EP.to(device, torch.int32), slots_EP.tolist())
     return Experts(gate, up, down, ExpertPages(slab_SB.to(device), table, shape))
+
+
+def _write_page(page_B: Tensor, shape: ExpertShape, blocks: Sequence[Tensor]) -> list[Tensor]:
+    """Writes gate, up and down into a page; returns what they are once stored."""
+    page = Page(shape.stored, shape.hidden, shape.page_units)
+    places = ((0, page.gate), (page.up_offset, page.gate), (page.down_offset, page.down))
+    stored = []
+    for (offset, layout), block in zip(places, blocks, strict=True):
+        if not shape.stored.quantized:
+            flat_B = block.contiguous().view(torch.uint8).flatten()
+            page_B[offset : offset + flat_B.numel()] = flat_B
+            stored.append(block)
+            continue
+        parts = formats.quantize(block, shape.stored)
+        formats.store(page_B.unsqueeze(0), offset, layout, 0, [part.unsqueeze(0) for part in parts])
+        stored.append(formats.dequantize(parts, layout))
+    return stored
+
+
+def quantized_shape(
+    name: str, hidden: int = 96, intermediate: int = 128, page_units: int = 64, activation: Activation = "silu"
+) -> ExpertShape:
+    form = QUANTIZED[name]
+    return ExpertShape(hidden, intermediate, page_units, form.name, activation, form.group, form.zero_points)
 
 
 def make_rows(counts: Sequence[int], num_tokens: int, device: str = "cpu", seed: int = 0) -> ExpertRows:

@@ -70,6 +70,10 @@ def check(plain, drawn: dict) -> None:
     slots = round(drawn["share"] * total)
     if options["assignment"] == "all_on_device":
         slots = total
+    if options["assignment"] in ("all_on_device", "cpu_only"):
+        options["eviction"] = "lru"  # another one is refused: nothing is ever evicted
+    if options["assignment"] == "cpu_only":
+        slots = 0
     if options["assignment"] == "fetch_misses":
         slots = max(1, slots)
     if drawn["cache"] != "auto":
@@ -86,7 +90,7 @@ def check(plain, drawn: dict) -> None:
             assert output.outputs[0].finish_reason == "length", output.outputs[0].error
             oracle.check_greedy(output.outputs[0].token_ids, expected(drawn["model_type"], number))
         runner = llm.engine.parts.run.runner
-        runner.store.check()
+        runner.store.check_idle()
         assert llm.engine.parts.kv_blocks.num_free == llm.engine.parts.kv_blocks.num_blocks
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+import numpy as np
 import pytest
+import torch
 
 from moesaic.api import LLM, SamplingParams
 from moesaic.core.errors import UserError
@@ -92,6 +94,59 @@ def test_a_prompt_that_can_never_run_refuses_the_whole_call_by_number(llm: LLM) 
         llm.generate([{"text": "a"}], GREEDY)
     with pytest.raises(UserError, match="2 prompts and 1 sampling_params"):
         llm.generate(["a", "b"], [GREEDY])
+
+
+def test_ids_of_every_library_are_ids(llm: LLM) -> None:
+    expected = greedy_reference([5, 6], 6)
+    own = [np.array([5, 6]), torch.tensor([5, 6]), range(5, 7), (5, 6), [np.int64(5), np.int64(6)]]
+    forms = [*own, *([form] for form in own), {"prompt_token_ids": own[0]}, torch.tensor([[5, 6]])]
+    for prompts in forms:
+        [output] = llm.generate(prompts, GREEDY)  # type: ignore[arg-type]
+        assert output.outputs[0].token_ids == expected
+        assert all(type(i) is int for i in output.prompt_token_ids)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "words"),
+    [
+        (None, "prompts is None"), (5, "prompts is 5"), (b"abc", "prompts is b'abc'"), (np.float32(1), "prompts is"),
+        (["a", 5], "prompt 1: the prompt is 5"), (["a", None], "prompt 1"), ([b"abc"], "the prompt is b'abc'"),
+        ([1, "a"], "the prompt is"), ([1, True], "the prompt is"), ([[1.5]], "the prompt is"),
+        ({"prompt_token_ids": None}, "the prompt is None"), ({"prompt": 5}, "keys"), ({5: 6}, "keys"),
+    ],
+)  # fmt: skip
+def test_what_is_no_prompt_is_refused(llm: LLM, prompts: object, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        llm.generate(prompts, GREEDY)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("params", [{"temperature": 0}, "greedy", 5, ["greedy"], [{}]])
+def test_what_is_no_sampling_params_is_refused(llm: LLM, params: object) -> None:
+    for call in (llm.generate, llm.stream):
+        with pytest.raises(UserError, match="sampling_params is"):
+            call("a", params)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [None, 5, "hi", ["hi"], [5], [{"role": 5, "content": "a"}], [{"content": "a"}], [{"role": "user", "content": 5}],
+     [[{"role": "user", "content": "a"}, "b"]], {"role": "user"}],
+)  # fmt: skip
+def test_what_is_no_conversation_is_refused(llm: LLM, messages: object) -> None:
+    with pytest.raises(UserError, match="message"):
+        llm.chat(messages, GREEDY)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("end", [LLM.close, lambda llm: [llm.engine.abort(i) for i in list(llm._inbox)]])
+def test_a_stream_whose_request_is_gone_says_so(end: Callable[[LLM], object]) -> None:
+    llm = LLM.over(toy_engine())
+    stream = llm.stream("abc", GREEDY)
+    next(stream)
+    end(llm)
+    with pytest.raises(UserError, match=r"closed|aborted"):
+        next(stream)
+    assert list(stream) == []
+    llm.close()
 
 
 def test_an_interrupt_leaves_nothing_running(llm: LLM) -> None:

@@ -23,6 +23,7 @@ import numpy as np
 from moesaic.bench.preset_configs import config_json, generation_config_json
 from moesaic.bench.preset_tensors import is_expert, preset_tensors
 from moesaic.bench.presets import Geometry
+from moesaic.core.arguments import shown
 from moesaic.core.errors import UserError
 from moesaic.core.model import TensorSpec
 from moesaic.core.units import format_bytes
@@ -217,9 +218,14 @@ def _small_files(geometry: Geometry, shards: Sequence[Shard], total: int) -> dic
 
 
 def _check_target(directory: Path, num_bytes: int, force: bool) -> None:
-    if directory.exists() and not directory.is_dir():
+    try:
+        is_there, is_directory = directory.exists(), directory.is_dir()
+        is_empty = not is_directory or not any(directory.iterdir())
+    except OSError as error:
+        raise UserError(f"directory {shown(str(directory))}: {error.strerror}", "name another directory") from None
+    if is_there and not is_directory:
         raise UserError(f"{directory}: is a file", "name a directory that is empty or not there yet")
-    if directory.is_dir() and any(directory.iterdir()) and not force:
+    if not is_empty and not force:
         raise UserError(f"{directory}: is not empty", "name another directory, or give --force to write over it")
     above = next(p for p in (directory, *directory.absolute().parents) if p.exists())
     free = shutil.disk_usage(above).free

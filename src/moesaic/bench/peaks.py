@@ -37,7 +37,7 @@ class Baseline:
 
 
 def take_baseline(device: torch.device) -> Baseline:
-    """Reads device usage, then initializes the device with the libraries a step uses (a gigabyte of code, mapped at their
+    """Reads device usage, initializes the device with the libraries a step uses (a gigabyte of code, mapped at their
     first call), then reads host usage. Without NVML nobody can tell what was gone before this process had a context:
     then all of the device's bytes count as ours."""
     used = driver_used_bytes(device) if has_nvml() else 0

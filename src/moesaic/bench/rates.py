@@ -72,17 +72,20 @@ class Link(Protocol):
 def measure_rates(
     device: torch.device, block_bytes: int, read: Read | None = None, host_bytes: int = HOST_BYTES
 ) -> RateReport:
-    """Takes a few seconds, `host_bytes` of host memory (a quarter of what is free, where that is less) and 1 GiB of
-    the device; gives all of it back. `block_bytes` is the size of a copy: an expert. `read` None: the fastest there is.
+    """Takes a few seconds, `host_bytes` of host memory (less where that is more than a sixteenth of what is free) and
+    1 GiB of the device; gives all of it back. `block_bytes` is the size of a copy: an expert. `read` None: the fastest
+    there is.
     """
     notes: list[str] = []
     read = read or _fastest_read(notes)
     usable_bytes = memory_facts().usable
     if usable_bytes < 256 * MiB:
         raise UserError(f"only {format_bytes(usable_bytes)} of memory are free", "free some before measuring")
-    if usable_bytes // 4 < host_bytes:
-        host_bytes = usable_bytes // 4
-        notes.append(f"host rates over {format_bytes(host_bytes)}, a quarter of the free memory")
+    # a gigabyte is more than caches hold; a small machine gives a quarter of its memory at most
+    share_bytes = max(usable_bytes // 16, min(GiB, usable_bytes // 4))
+    if share_bytes < host_bytes:
+        host_bytes = share_bytes
+        notes.append(f"host rates over {format_bytes(host_bytes)}, as {format_bytes(usable_bytes)} of memory are free")
     block_bytes = min(block_bytes, host_bytes // 4) // 4096 * 4096
     with _arena(host_bytes // block_bytes, block_bytes, device, notes) as arena:
         slab_SB = arena.slab_SB
@@ -112,7 +115,8 @@ def thread_counts(num_cores: int) -> tuple[int, ...]:
 def _arena(num_slots: int, page_bytes: int, device: torch.device, notes: list[str]) -> Iterator[HostArena]:
     arena = HostArena(num_slots, page_bytes)
     try:
-        arena.slab_SB.fill_(1)  # untouched pages are all one zero page, and slow to register
+        for slab_B in arena.slab_SB:  # block by block: an interrupt waits for one of them at most
+            slab_B.fill_(1)  # untouched pages are all one zero page, and slow to register
         if device.type == "cuda":
             registration = arena.register()
             if registration.registered_bytes < arena.num_bytes:

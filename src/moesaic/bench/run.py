@@ -26,7 +26,10 @@ from moesaic.bench.workloads import Budget, DecodeWorkload, RandomModel
 from moesaic.core.model import ModelSpec
 from moesaic.core.units import MiB
 from moesaic.cost.footprint import dense_read_bytes, kv_token_bytes
+from moesaic.kernels.layout import QUANTIZED
 from moesaic.memory.checkpoint import read_json
+from moesaic.memory.hub import resolve_model
+from moesaic.memory.pages import PageLayout
 from moesaic.observe.record import RunRecord, Value
 from moesaic.policies.assignment import ASSIGNMENT
 from moesaic.runtime.decide import EffectivePlan
@@ -37,6 +40,7 @@ from moesaic.sim.routing_trace import RoutingTrace
 from moesaic.specs import read_spec, tensor_specs
 
 PACKAGE = Path(moesaic.__file__).parent
+RUNS = 2  # rounds where nobody says how many
 MACHINE_BLOCK_BYTES = 64 * MiB  # a copy where no model says how large an expert is
 
 Say = Callable[[str], None]
@@ -47,7 +51,7 @@ class BenchOptions:
     """What the command line adds to a workload; empty or None: the workload's own."""
 
     modes: tuple[str, ...] = ()
-    runs: int = 2
+    runs: int = RUNS
     model: Path | None = None
     text: Path | None = None
     routing: Path | None = None
@@ -127,12 +131,12 @@ def run_machine(device_wish: str | None) -> RateReport:
 def _source(
     workload: DecodeWorkload, options: BenchOptions, device: torch.device
 ) -> AbstractContextManager[ModelSource]:
+    if options.model is not None:
+        return nullcontext(trained_source(resolve_model(str(options.model)), PACKAGE, options.model.name))
     if isinstance(workload.model, RandomModel):
-        if options.model is not None:
-            return nullcontext(ModelSource(options.model, options.model.name))
         in_memory = (workload.device_bytes or 0) if device.type == "cpu" else 0
         return random_source(workload.model, in_memory)
-    return nullcontext(trained_source(options.model, PACKAGE))
+    return nullcontext(trained_source(None, PACKAGE))
 
 
 def _prepare(
@@ -183,6 +187,7 @@ def _opened(bench: Bench, case: Case) -> Iterator[tuple[LLM, Recorder]]:
         expert_memory=case.budget.expert_memory,
         assignment=case.mode,
         load_format=bench.source.load_format,
+        expert_format=workload.expert_format,
         max_model_len=workload.prompt_tokens + workload.new_tokens,
         max_num_batched_tokens=workload.prompt_tokens,
         max_num_seqs=1,
@@ -226,7 +231,9 @@ def plain_plan(plan: EffectivePlan, label: str, load_format: str) -> dict[str, V
     for name in (f.name for f in dataclasses.fields(plan)):
         value = getattr(plan, name)
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            values |= {f"{_PREFIXES.get(name, name)}_{key}": item for key, item in dataclasses.asdict(value).items()}
+            inner = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+            prefix = _PREFIXES.get(name, name)
+            values |= {f"{prefix}_{k}": str(v) if dataclasses.is_dataclass(v) else v for k, v in inner.items()}
         elif name != "notes":
             values[name] = value
     return {**values, "model": label, "load_format": load_format}
@@ -236,5 +243,5 @@ _PREFIXES = {"budget": "device"}
 
 
 def _expert_bytes(bench: Bench) -> int:
-    moe = bench.spec.moe(bench.spec.moe_layers[0])
-    return 3 * bench.spec.hidden * moe.intermediate * bench.itemsize
+    moe, quantized = bench.spec.moe(bench.spec.moe_layers[0]), QUANTIZED.get(bench.workload.expert_format)
+    return PageLayout.cut(bench.spec.hidden, moe.intermediate, bench.itemsize, quantized).expert_bytes

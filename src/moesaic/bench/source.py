@@ -116,10 +116,11 @@ def write_outline(directory: Path, geometry: Geometry) -> None:
         (directory / name).write_text(json.dumps(content), encoding="utf-8")
 
 
-def trained_source(model: Path | None, package: Path) -> ModelSource:
-    """`model` where the user named one; else the trained model beside the checkout; else the embedded one."""
+def trained_source(model: Path | None, package: Path, label: str = "") -> ModelSource:
+    """`model`, called `label`, where the user named one; else the trained model beside the checkout; else the embedded
+    one."""
     if model is not None:
-        return ModelSource(model, model.name)
+        return ModelSource(model, label or model.name)
     beside = _beside_checkout(package) / "models" / "small"
     if (beside / "config.json").is_file():
         return ModelSource(beside, "small", notes=("model: the small trained one beside the checkout",))

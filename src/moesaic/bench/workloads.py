@@ -39,6 +39,7 @@ class DecodeWorkload:
     new_tokens: int = 64
     modes: tuple[str, ...] = ("fetch_misses", "cpu_misses")
     device: Literal["auto", "cpu"] = "auto"
+    expert_format: str = "auto"  # quantized while the checkpoint loads
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -89,6 +90,20 @@ _ALL = (
         description="Qwen3-30B-A3B geometry, 12 of 48 layers (14.5 GB of experts), bf16; 4 GiB device",
         model=RandomModel("qwen3-12l"),
         device_bytes=4 * GiB,
+    ),
+    DecodeWorkload(
+        name="decode/mixtral-8l-int4",
+        description="decode/mixtral-8l with experts in int4, groups of 64 (6.1 GB of experts); 3 GiB device",
+        model=RandomModel("mixtral-8l"),
+        device_bytes=3 * GiB,
+        expert_format="int4",
+    ),
+    DecodeWorkload(
+        name="decode/qwen3-12l-int4",
+        description="decode/qwen3-12l with experts in int4, groups of 64 (3.9 GB of experts); 2 GiB device",
+        model=RandomModel("qwen3-12l"),
+        device_bytes=2 * GiB,
+        expert_format="int4",
     ),
 )
 WORKLOADS: Registry[DecodeWorkload] = Registry("workload", {w.name: w for w in _ALL})

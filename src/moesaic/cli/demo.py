@@ -12,6 +12,7 @@ import typer
 
 if TYPE_CHECKING:
     from moesaic.api import LLM
+    from moesaic.core.sampling import SamplingParams
     from moesaic.runtime.outputs import RequestOutput
     from moesaic.runtime.stats import EngineStats
 
@@ -26,14 +27,22 @@ def run(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
 ) -> None:
     """Write text with the embedded model, its experts in a device budget of 40 % of their size."""
+    from moesaic.cli.prompts import check_prompts
+    from moesaic.core.sampling import SamplingParams
+    from moesaic.runtime.options import EngineOptions
+
+    params = SamplingParams(temperature=0.0, repetition_penalty=1.15, max_tokens=max_tokens)
+    engine: dict[str, Any] = {"dtype": "float32", "expert_memory": EXPERT_MEMORY, "max_num_seqs": 1}
+    model = str(embedded_model())
+    check_prompts(EngineOptions(model, **engine), [prompt], params)
     from moesaic.api import LLM
 
-    with LLM(str(embedded_model()), dtype="float32", expert_memory=EXPERT_MEMORY, max_num_seqs=1) as llm:
+    with LLM(model, **engine) as llm:
         if not as_json:
             _introduce(llm)
         write = _nothing if as_json else _to_terminal
         write(prompt)
-        last, seconds = _stream(llm, prompt, max_tokens, write)
+        last, seconds = _stream(llm, prompt, params, write)
         stats, output = llm.stats(), last.outputs[0]
         if as_json:
             run = {"prompt": prompt, "text": output.text, "num_tokens": len(output.token_ids), "seconds": seconds}
@@ -49,10 +58,7 @@ def embedded_model() -> Any:
     return files("moesaic") / "models" / "data" / "tiny"
 
 
-def _stream(llm: LLM, prompt: str, max_tokens: int, write: Callable[[str], None]) -> tuple[RequestOutput, float]:
-    from moesaic.core.sampling import SamplingParams
-
-    params = SamplingParams(temperature=0.0, repetition_penalty=1.15, max_tokens=max_tokens)
+def _stream(llm: LLM, prompt: str, params: SamplingParams, write: Callable[[str], None]) -> tuple[RequestOutput, float]:
     last, start_s = None, time.perf_counter()
     for last in llm.stream(prompt, params):
         write(last.outputs[0].delta)

@@ -7,13 +7,12 @@ import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from moesaic.cli.flags import flags_from
-from moesaic.core.errors import UserError
+from moesaic.cli.prompts import check_prompts, read_prompts
 from moesaic.core.sampling import SamplingParams
 from moesaic.core.units import format_bytes
 from moesaic.runtime.options import EngineOptions
@@ -40,8 +39,9 @@ def run(
 ) -> None:
     """Continue one or more prompts with a mixture-of-experts model."""
     params = SamplingParams(**sampling)
-    EngineOptions(model, **engine)  # a wrong value is refused before stdin is read
+    options = EngineOptions(model, **engine)  # a wrong value is refused before stdin is read
     prompts = read_prompts(prompt or [], prompt_file or [])
+    check_prompts(options, prompts, params)
     from moesaic.api import LLM
 
     with LLM(model, **engine) as llm:
@@ -55,38 +55,6 @@ def run(
         typer.echo(f"timeline: {engine['trace']}", err=True)
     if failed:
         raise typer.Exit(FAILED)
-
-
-# -- prompts -----------------------------------------------------------------------------------------------------
-def read_prompts(texts: Sequence[str], files: Sequence[str]) -> list[str]:
-    """The prompts, texts first. A file's last line end is not part of its prompt."""
-    if [*texts, *files].count("-") > 1:
-        raise UserError("stdin (-) is named more than once", "give it one time")
-    prompts = [_read_stdin() if text == "-" else text for text in texts]
-    prompts += [_read_stdin() if name == "-" else _read_file(Path(name)) for name in files]
-    if not prompts:
-        raise UserError("no prompt", "give -p TEXT, or --prompt-file FILE")
-    return prompts
-
-
-def _read_stdin() -> str:
-    try:
-        return _chomp(sys.stdin.buffer.read().decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise UserError("the prompt on stdin is not UTF-8 text", "convert it") from error
-
-
-def _read_file(path: Path) -> str:
-    try:
-        return _chomp(path.read_bytes().decode("utf-8"))
-    except OSError as error:
-        raise UserError(f"prompt file {path}: {error.strerror}", "give a file that can be read") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"prompt file {path} is not UTF-8 text", "convert it") from error
-
-
-def _chomp(text: str) -> str:
-    return text.removesuffix("\n").removesuffix("\r")
 
 
 # -- as text -----------------------------------------------------------------------------------------------------
@@ -103,7 +71,7 @@ def _write(llm: LLM, prompts: Sequence[str], params: SamplingParams) -> list[Req
         for number, output in enumerate(outputs):
             for completion in output.outputs:
                 typer.echo(f"--- prompt {number}" + (f", output {completion.index}" if params.n > 1 else ""))
-                typer.echo(_printable(completion.text))
+                typer.echo(completion.text)
     typer.echo(_footer(llm, outputs, time.perf_counter() - start_s), err=True)
     return outputs
 
@@ -112,17 +80,11 @@ def _stream(llm: LLM, prompt: str, params: SamplingParams) -> RequestOutput:
     last: RequestOutput | None = None
     for last in llm.stream(prompt, params):
         if last.outputs[0].delta:
-            typer.echo(_printable(last.outputs[0].delta), nl=False)
+            typer.echo(last.outputs[0].delta, nl=False)
             sys.stdout.flush()
     assert last is not None, "a request gives at least one output"
     typer.echo()
     return last
-
-
-def _printable(text: str) -> str:
-    """`text` in what stdout can hold: a terminal of another encoding shows ? and does not end the run."""
-    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    return text.encode(encoding, "replace").decode(encoding)
 
 
 def _footer(llm: LLM, outputs: Sequence[RequestOutput], seconds: float) -> str:

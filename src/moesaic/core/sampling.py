@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from moesaic.core.arguments import as_list, names_checked, number, shown, token_ids, whole
 from moesaic.core.errors import UserError
 
 GREEDY_BELOW = 1e-5  # a temperature under this one is greedy, as in vLLM
 
 
+MAX_BIAS = 100.0  # of logit_bias, as in vLLM: all but forbids or forces a token
+
+# Names that scripts written for other engines pass.
+_ELSEWHERE = {
+    "best_of": "ask for n outputs and choose among them",
+    "max_new_tokens": "it is called max_tokens here",
+    "do_sample": "temperature says it: 0 is greedy",
+    "use_beam_search": "this version has no beam search",
+    "length_penalty": "this version has no beam search",
+    "guided_decoding": "this version has no structured output",
+    "structured_outputs": "this version has no structured output",
+    "allowed_token_ids": "logit_bias makes single tokens likelier or rarer",
+    "bad_words": "logit_bias makes single tokens likelier or rarer",
+    "logits_processors": "logit_bias makes single tokens likelier or rarer",
+}
+
+
+@names_checked("sampling parameter", _ELSEWHERE)
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Parameters of one request.
@@ -57,32 +75,40 @@ class SamplingParams:
     detokenize: bool = True
 
     def __post_init__(self) -> None:
-        for name, low, high in _RANGES:
+        for name in _RANGES:
             value = getattr(self, name)
-            if value is None:
-                continue
-            whole = name in _WHOLE
-            if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
-                raise UserError(f"sampling parameter {name} is {value!r}", f"give a {'whole ' * whole}number")
-            # written so that NaN, which fails every comparison, is refused too
-            if not low <= value <= high:
-                raise UserError(f"sampling parameter {name} is {value!r}", f"give a value from {low} to {high}")
+            if value is not None or name not in _OPEN:
+                self._keep(name, checked_number(name, value))
+        for name in _SWITCHES:
+            if not isinstance(getattr(self, name), bool):
+                raise UserError(f"sampling parameter {name} is {shown(getattr(self, name))}", "give True or False")
         self._check_stops()
-        for token, bias in (self.logit_bias or {}).items():
-            if not isinstance(token, int) or not math.isfinite(bias):
-                raise UserError(f"logit_bias has {token!r}: {bias!r}", "give token ids with finite numbers")
+        if self.logit_bias is not None:
+            self._keep("logit_bias", _checked_bias(self.logit_bias))
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise UserError(f"min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}", "lower min_tokens")
         if self.n > 1 and self.temperature is not None and self.temperature < GREEDY_BELOW:
             raise UserError(f"n is {self.n} with temperature 0", "greedy outputs are all equal: set n=1")
 
+    def _keep(self, name: str, value: object) -> None:
+        """The same value in plain Python types, so that numpy's end here."""
+        object.__setattr__(self, name, value)
+
     def _check_stops(self) -> None:
+        if self.stop is not None and not isinstance(self.stop, str):
+            texts = None if isinstance(self.stop, (bytes, Mapping)) else as_list(self.stop)
+            if texts is None:
+                raise UserError(f"stop is {shown(self.stop)}", "give a text, or a list of texts")
+            self._keep("stop", tuple(texts))
         if any(not isinstance(s, str) or not s for s in self.stop_strings):
             raise UserError("stop holds an empty text or something else than text", "leave it out")
         if self.stop_strings and not self.detokenize:
             raise UserError("stop needs the text, and detokenize is False", "use stop_token_ids")
-        if any(isinstance(t, bool) or not isinstance(t, int) or t < 0 for t in self.stop_token_ids or ()):
-            raise UserError(f"stop_token_ids is {self.stop_token_ids!r}", "give token ids, whole numbers from 0")
+        if self.stop_token_ids is not None:
+            ids = token_ids(self.stop_token_ids)
+            if ids is None or any(i < 0 for i in ids):
+                raise UserError(f"stop_token_ids is {shown(self.stop_token_ids)}", "give a list of ids, from 0 on")
+            self._keep("stop_token_ids", tuple(ids))
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -135,19 +161,48 @@ def _first(*values: float | None) -> float:
     return next(v for v in values if v is not None)
 
 
-_RANGES: tuple[tuple[str, float, float], ...] = (
-    ("n", 1, 128),
-    ("temperature", 0.0, 100.0),
-    ("top_k", -1, 1 << 31),
-    ("top_p", 1e-9, 1.0),
-    ("min_p", 0.0, 1.0),
-    ("repetition_penalty", 1e-6, 100.0),
-    ("presence_penalty", -2.0, 2.0),
-    ("frequency_penalty", -2.0, 2.0),
-    ("seed", -(1 << 63), (1 << 64) - 1),
-    ("max_tokens", 1, 1 << 31),
-    ("min_tokens", 0, 1 << 31),
-    ("logprobs", 0, 100),
-    ("prompt_logprobs", 0, 100),
-)
+# name -> least and most; what is in _OPEN may be None
+_RANGES: Mapping[str, tuple[float, float]] = {
+    "n": (1, 128),
+    "temperature": (0.0, 100.0),
+    "top_k": (-1, 1 << 31),
+    "top_p": (1e-9, 1.0),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (1e-6, 100.0),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "seed": (-(1 << 63), (1 << 64) - 1),
+    "max_tokens": (1, 1 << 31),
+    "min_tokens": (0, 1 << 31),
+    "logprobs": (0, 100),
+    "prompt_logprobs": (0, 100),
+}
 _WHOLE = frozenset({"n", "top_k", "seed", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs"})
+_OPEN = frozenset(_RANGES) - {"n", "presence_penalty", "frequency_penalty", "min_tokens"}
+_SWITCHES = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "detokenize")
+
+
+def checked_number(name: str, value: object, where: str = "sampling parameter") -> int | float:
+    """The sampling parameter `name` as a plain number. UserError, beginning with `where`, for what it cannot be."""
+    plain = whole(value) if name in _WHOLE else number(value)
+    if plain is None:
+        raise UserError(f"{where} {name} is {shown(value)}", f"give a {'whole ' * (name in _WHOLE)}number")
+    low, high = _RANGES[name]
+    # written so that NaN, which fails every comparison, is refused too
+    if not low <= plain <= high:
+        raise UserError(f"{where} {name} is {shown(value)}", f"give a value from {low} to {high}")
+    return plain
+
+
+def _checked_bias(bias: object) -> dict[int, float]:
+    if not isinstance(bias, Mapping):
+        raise UserError(f"logit_bias is {shown(bias)}", "give token ids with numbers, such as {11: -5.0}")
+    plain = {}
+    for key, value in bias.items():
+        token, amount = whole(key), number(value)
+        if token is None or amount is None or not -MAX_BIAS <= amount <= MAX_BIAS:
+            raise UserError(
+                f"logit_bias has {shown(key)}: {shown(value)}", f"give token ids with numbers from -{MAX_BIAS:g} to 100"
+            )
+        plain[token] = float(amount)
+    return plain

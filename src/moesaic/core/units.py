@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import re
 
+from moesaic.core.arguments import shown, whole
 from moesaic.core.errors import UserError
 
+# Tensors that share a slab begin at multiples of this: the widest access of any device, and a cache line or more.
+SLAB_ALIGN_BYTES = 256
+
 KiB, MiB, GiB, TiB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
+_NO_SUCH_BYTES = 1 << 60
 
 _FACTORS = {
     "": 1, "b": 1,
@@ -18,20 +23,28 @@ _FACTORS = {
 _SIZE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-zA-Z]*)\s*")
 
 
+def slab_bytes(num_bytes: int) -> int:
+    """What a tensor of `num_bytes` takes in a slab."""
+    return -(-num_bytes // SLAB_ALIGN_BYTES) * SLAB_ALIGN_BYTES
+
+
 def parse_bytes(text: str | int, field: str = "size") -> int:
     """Bytes of "6GiB", "500 MB" (decimal), "24G" (binary, as vLLM reads it) or a plain number.
 
     Raises UserError naming `field` where the text is no size.
     """
-    if isinstance(text, int):
-        if text < 0:
-            raise UserError(f"{field} is negative ({text})", "give a size such as 6GiB")
-        return text
-    match = _SIZE.fullmatch(text)
-    factor = _FACTORS.get(match.group(2).lower()) if match else None
-    if match is None or factor is None:
-        raise UserError(f"{field} {text!r} is not a size", "write a number and a unit, such as 6GiB or 500MB")
-    return int(float(match.group(1)) * factor)
+    size: float | None = whole(text)
+    if size is None:
+        match = _SIZE.fullmatch(text) if isinstance(text, str) else None
+        factor = _FACTORS.get(match.group(2).lower()) if match else None
+        if match is None or factor is None:
+            raise UserError(f"{field} {shown(text)} is not a size", "write a number and a unit, such as 6GiB or 500MB")
+        size = float(match.group(1)) * factor
+    if size < 0:
+        raise UserError(f"{field} is negative ({shown(text)})", "give a size such as 6GiB")
+    if size >= _NO_SUCH_BYTES:
+        raise UserError(f"{field} {shown(text)} is more than any machine has", "give a size such as 6GiB")
+    return int(size)
 
 
 def format_bytes(num_bytes: float) -> str:

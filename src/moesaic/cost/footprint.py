@@ -11,14 +11,15 @@ from math import prod
 
 from moesaic.core.model import ModelSpec, MoESpec, TensorSpec
 from moesaic.core.ops import Compute
+from moesaic.core.units import slab_bytes
 
 FLOAT32_BYTES = 4
 FLOAT64_BYTES = 8
 
 
 def dense_bytes(tensors: Sequence[TensorSpec], itemsize: int) -> int:
-    """Everything but the routed experts."""
-    return sum(prod(t.shape) for t in tensors if t.expert is None) * itemsize
+    """Everything but the routed experts, as it lies in one slab."""
+    return sum(slab_bytes(prod(t.shape) * itemsize) for t in tensors if t.expert is None)
 
 
 def dense_read_bytes(spec: ModelSpec, tensors: Sequence[TensorSpec], itemsize: int) -> int:

@@ -2,7 +2,7 @@
 
 Shape suffixes: T tokens of a step, H hidden, N query heads, G key/value heads, D head dimension, K experts per token,
 E experts of a layer, I intermediate width, P page units, M routed rows (T*K at most), S page slots, B bytes of a page,
-R sequences, W block-table width.
+R sequences, W block-table width, C the latent's rank, P its rotated part.
 
 Rules for every op
 - Nothing of moesaic is imported here: tensors in, tensors out.
@@ -16,6 +16,8 @@ Paged weights. An expert is cut into pages of P intermediate units; one page is,
 row-major: gate rows [P, H], up rows [P, H], down columns [H, P]. A page is computable alone,
     y_TH += down_HP @ (act(gate_PH @ x) * (up_PH @ x)),
 and partial sums of pages add. Pages rest in a slab of equal slots; a slot table says where each page of each expert is.
+Quantized formats store a block as codes, scales and zero points (layout.py has every byte); activations are never
+quantized, so an op takes x of any float dtype with them, and of the pages' own dtype otherwise.
 """
 
 from __future__ import annotations
@@ -27,10 +29,21 @@ from typing import Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from moesaic.kernels.layout import ExpertFormat, FormatName
+
 ABSENT = -1  # in a slot table: this page is not on this place
 
-WeightFormat = Literal["fp32", "bf16", "fp16"]  # int8, int4, fp8, mxfp4 join with their kernels
+WeightFormat = FormatName
 Activation = Literal["silu", "gelu", "relu"]
+
+KVFormat = Literal["fp32", "bf16", "fp16", "int8", "int4"]
+KV_DTYPES: dict[torch.dtype, KVFormat] = {
+    torch.float32: "fp32",
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    torch.int8: "int8",
+    torch.uint8: "int4",
+}
 
 FORMAT_DTYPES: dict[WeightFormat, torch.dtype] = {
     "fp32": torch.float32,
@@ -48,10 +61,16 @@ class ExpertShape:
     page_units: int  # P; divides intermediate
     format: WeightFormat
     activation: Activation = "silu"
+    group: int = 0  # int4: elements that share a scale
+    zero_points: bool = False  # int4: of each group, stored with it
 
     @property
     def num_pages(self) -> int:
         return self.intermediate // self.page_units
+
+    @property
+    def stored(self) -> ExpertFormat:
+        return ExpertFormat(self.format, self.group, self.zero_points)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +141,28 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class PagedKV:
-    """One layer's key/value cache: `keys` and `values` [blocks, block tokens, G, D]."""
+    """One layer's key/value cache: `keys` and `values` [blocks, block tokens, G, D], in one of KV_DTYPES.
+
+    Quantized (int8, int4) it also has float32 scales [blocks, block tokens, G]: one for each token and kv head;
+    kv_formats.py has every byte. int4 rows are uint8 [..., ceil(D / 2)].
+    """
 
     keys: Tensor
     values: Tensor
+    key_scales: Tensor | None = None
+    value_scales: Tensor | None = None
+
+    @property
+    def format(self) -> KVFormat:
+        return KV_DTYPES[self.keys.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class PagedLatent:
+    """One layer's latent cache (multi-head latent attention): `tokens` [blocks, block tokens, rank + rope], each
+    token's compressed key/value, then its rotated key part, which all heads share."""
+
+    tokens: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,18 +201,35 @@ class Rotary(Protocol):
 class WriteKV(Protocol):
     def __call__(self, key_TGD: Tensor, value_TGD: Tensor, kv: PagedKV, slot_T: Tensor) -> None:
         """Stores each token's key and value at slot = block * block_tokens + offset (int64, distinct).
-        Overwrites those slots of `kv` and nothing else."""
+        Overwrites those slots of `kv` and nothing else; quantizes where the cache is quantized."""
         ...
 
 
 class PagedAttention(Protocol):
     def __call__(
-        self, query_TND: Tensor, kv: PagedKV, ragged: Ragged, scale: float, sliding_window: int | None = None
+        self,
+        query_TND: Tensor,
+        kv: PagedKV,
+        ragged: Ragged,
+        scale: float,
+        sliding_window: int | None = None,
+        sinks_N: Tensor | None = None,
     ) -> Tensor:
         """Causal attention of every query over its own sequence's cached keys, grouped-query where N > G.
 
-        Key j is visible to query i (positions in the sequence) iff j <= i and, with a window W, j > i - W.
-        Returns a new tensor [T, N, D] of the query's dtype."""
+        Key j is visible to query i (positions in the sequence) iff j <= i and, with a window W, j > i - W. `sinks_N`
+        float32: a logit of each head that joins the softmax and has no value (gpt-oss). A quantized cache counts as
+        what it dequantizes to. Returns a new tensor [T, N, D] of the query's dtype."""
+        ...
+
+
+class LatentAttention(Protocol):
+    def __call__(
+        self, query_latent_TNC: Tensor, query_rope_TNP: Tensor, latent: PagedLatent, ragged: Ragged, scale: float
+    ) -> Tensor:
+        """Causal attention over the latent cache (DeepSeek-V2, section 2.1.2, with the key's up-projection absorbed
+        into the query): score = scale * (query_latent . latent + query_rope . rope), and the result [T, N, rank], of
+        the query's dtype, is the mean of the latents under the softmax of the scores."""
         ...
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from moesaic.kernels.api import PagedKV, Ragged
+from moesaic.kernels.kv_formats import dequantized_cache
 
 MASK_BYTES = 16 << 20  # of one block of queries under an explicit mask
 MAX_MASKED_QUERIES = 256
@@ -27,9 +28,21 @@ _BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBack
 
 
 def paged_attention(
-    query_TND: Tensor, kv: PagedKV, ragged: Ragged, scale: float, sliding_window: int | None = None
+    query_TND: Tensor,
+    kv: PagedKV,
+    ragged: Ragged,
+    scale: float,
+    sliding_window: int | None = None,
+    sinks_N: Tensor | None = None,
 ) -> Tensor:
-    """See api.PagedAttention. Temporaries: at most attention_workspace_bytes."""
+    """See api.PagedAttention. Temporaries: at most attention_workspace_bytes, without sinks and of a float cache; a
+    quantized cache is dequantized first, as far as the step reads it."""
+    if query_TND.shape[0] == 0:
+        return torch.empty_like(query_TND)
+    if kv.key_scales is not None:
+        kv, ragged = dequantized_cache(kv, ragged, query_TND)
+    if sinks_N is not None:
+        return _with_sinks(query_TND, kv, ragged, _Mask(scale, 0, sliding_window), sinks_N)
     parts = []
     with sdpa_kernel(_BACKENDS):
         for r, together in _together(ragged):
@@ -171,3 +184,32 @@ def _many_queries(query_QND: Tensor, keys_LGD: Tensor, values_LGD: Tensor, mask:
             query_CGQD[:, :, begin:end], keys_CGLD[:, :, seen], values_CGLD[:, :, seen], visible_QL, scale=mask.scale
         )
     return out_QND
+
+
+# -- sinks ---------------------------------------------------------------------------------------------------
+def _with_sinks(query_TND: Tensor, kv: PagedKV, ragged: Ragged, mask: _Mask, sinks_N: Tensor) -> Tensor:
+    """By plain products and a softmax that has one column more: torch's fused attention knows no sinks."""
+    out_TND = torch.empty_like(query_TND)
+    for r, context in enumerate(ragged.context_lens):
+        start, stop = ragged.query_starts[r], ragged.query_starts[r + 1]
+        if start == stop:
+            continue
+        table_1W = ragged.block_table_RW[r : r + 1]
+        keys_GLD, values_GLD = (
+            _gather(cache, table_1W, 0, context)[0].transpose(0, 1).float() for cache in (kv.keys, kv.values)
+        )
+        step = max(1, MASK_BYTES // (4 * query_TND.shape[1] * context))
+        for begin in range(start, stop, step):
+            end = min(stop, begin + step)
+            query_GCQD = query_TND[begin:end].transpose(0, 1).unflatten(0, (keys_GLD.shape[0], -1)).float()
+            scores_GCQL = query_GCQD @ keys_GLD.unsqueeze(1).transpose(2, 3) * mask.scale
+            position_L = torch.arange(context, device=query_TND.device)
+            age_QL = position_L[context - (stop - begin) : context - (stop - end), None] - position_L
+            hidden_QL = age_QL < 0 if mask.window is None else (age_QL < 0) | (age_QL >= mask.window)
+            scores_GCQL.masked_fill_(hidden_QL, float("-inf"))
+            sinks_GCQ1 = sinks_N.float().view(*scores_GCQL.shape[:2], 1, 1).expand(-1, -1, end - begin, -1)
+            weights_GCQL = torch.softmax(torch.cat((scores_GCQL, sinks_GCQ1), dim=-1), dim=-1)[..., :-1]
+            out_TND[begin:end] = (
+                (weights_GCQL @ values_GLD.unsqueeze(1)).flatten(0, 1).transpose(0, 1).to(out_TND.dtype)
+            )
+    return out_TND

@@ -7,7 +7,10 @@ from typing import Literal
 import torch
 
 from moesaic.kernels import cpu, library, reference
-from moesaic.kernels.api import Kernels, RmsNorm
+from moesaic.kernels.api import GroupedExperts, Kernels, PagedAttention, RmsNorm
+from moesaic.kernels.cpu.attention import CpuAttention
+from moesaic.kernels.cpu.experts import CpuExperts, best_isa
+from moesaic.kernels.cpu.pool import pool_size
 
 
 def kernels(device: torch.device, dtype: torch.dtype, prefer: Literal["auto", "reference"] = "auto") -> Kernels:
@@ -25,13 +28,16 @@ def kernels(device: torch.device, dtype: torch.dtype, prefer: Literal["auto", "r
             why=why,
         )
     rms_norm, norm_why = _rms_norm(device)
+    attention, attention_why = _paged_attention(device)
+    grouped_experts, experts_why = _grouped_experts(device)
     return Kernels(
         rms_norm=rms_norm,
         rotary=library.rotary,
         write_kv=library.write_kv,
-        paged_attention=library.paged_attention,
-        grouped_experts=library.grouped_experts,
-        why=dict.fromkeys(_OPS, "torch operators") | {"rms_norm": norm_why},
+        paged_attention=attention,
+        grouped_experts=grouped_experts,
+        why=dict.fromkeys(_OPS, "torch operators")
+        | {"rms_norm": norm_why, "paged_attention": attention_why, "grouped_experts": experts_why},
     )
 
 
@@ -42,6 +48,26 @@ def _rms_norm(device: torch.device) -> tuple[RmsNorm, str]:
     if extension.loaded:
         return cpu.rms_norm, "compiled for the CPU"
     return library.rms_norm, f"torch operators: compiled kernels {extension.why_not}"
+
+
+def _paged_attention(device: torch.device) -> tuple[PagedAttention, str]:
+    if device.type != "cpu":
+        return library.paged_attention, "torch operators"
+    extension = cpu.load()
+    if extension.loaded:
+        return CpuAttention(), f"compiled for the CPU, {best_isa()}: prompts and single tokens alike"
+    return library.paged_attention, f"torch operators: compiled kernels {extension.why_not}"
+
+
+def _grouped_experts(device: torch.device) -> tuple[GroupedExperts, str]:
+    if device.type != "cpu":
+        return library.grouped_experts, "torch operators"
+    extension = cpu.load()
+    if extension.loaded:
+        return CpuExperts(
+            library.grouped_experts
+        ), f"compiled for the CPU, {best_isa()}, on {pool_size()} threads of our own"
+    return library.grouped_experts, f"torch operators: compiled kernels {extension.why_not}"
 
 
 _OPS = ("rms_norm", "rotary", "write_kv", "paged_attention", "grouped_experts")

@@ -8,6 +8,7 @@ from torch import Tensor
 from moesaic.kernels.api import ExpertShape, PagedKV
 from moesaic.kernels.attention import attention_workspace_bytes, paged_attention
 from moesaic.kernels.experts import experts_workspace_bytes, grouped_experts
+from moesaic.kernels.kv_formats import quantize_kv
 
 __all__ = [
     "attention_workspace_bytes",
@@ -38,8 +39,13 @@ def rotary(x_TND: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
 
 def write_kv(key_TGD: Tensor, value_TGD: Tensor, kv: PagedKV, slot_T: Tensor) -> None:
     """See api.WriteKV."""
-    for cache, new_TGD in ((kv.keys, key_TGD), (kv.values, value_TGD)):
-        cache.view(-1, *cache.shape[2:]).index_copy_(0, slot_T, new_TGD.to(cache.dtype))
+    for cache, scales, new_TGD in ((kv.keys, kv.key_scales, key_TGD), (kv.values, kv.value_scales, value_TGD)):
+        if scales is None:
+            rows_TGD = new_TGD.to(cache.dtype)
+        else:
+            rows_TGD, scales_TG = quantize_kv(new_TGD, kv.format)
+            scales.view(-1, scales.shape[2]).index_copy_(0, slot_T, scales_TG)
+        cache.view(-1, *cache.shape[2:]).index_copy_(0, slot_T, rows_TGD)
 
 
 def workspace_bytes(shape: ExpertShape, num_rows: int) -> int:

@@ -25,6 +25,7 @@ INDEX = "model.safetensors.index.json"
 LOADABLE_DTYPES = ("BF16", "F16", "F32")
 MAX_JSON_BYTES = 64 << 20
 
+_TEMPLATES = "additional_chat_templates"
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 _FETCH_AGAIN = "fetch the checkpoint again"
 
@@ -43,9 +44,9 @@ def open_checkpoint(directory: Path) -> Checkpoint:
     if not directory.is_dir():
         raise UserError(f"{directory}: is not a directory", "name a directory with config.json and model.safetensors")
     config = read_json(directory, CONFIG)
-    if (directory / SINGLE).exists() or (directory / SINGLE).is_symlink():
+    if is_there(directory, SINGLE):
         entries = read_header(inside(directory, SINGLE))
-    elif (directory / INDEX).exists() or (directory / INDEX).is_symlink():
+    elif is_there(directory, INDEX):
         entries = _sharded(directory)
     else:
         _no_weights(directory)
@@ -92,8 +93,9 @@ def _more(names: Sequence[str]) -> str:
 def inside(directory: Path, name: str) -> Path:
     """The regular file `name` of `directory`, resolved.
 
-    A symbolic link may lead to another file of the same directory, or to the blobs of the same hub cache entry, as
-    the cache's snapshots do; a link to anywhere else is refused, so that a checkpoint names no file but its own.
+    A symbolic link may lead to another file in the same directory or under it, or to the blobs of the same hub cache
+    entry, as the cache's snapshots do; a link to anywhere else is refused, so that a checkpoint names no file but its
+    own.
     """
     path = directory / name
     root = directory.resolve()
@@ -104,10 +106,8 @@ def inside(directory: Path, name: str) -> Path:
         raise UserError(f"{path}: is missing", _FETCH_AGAIN) from None
     except (OSError, RuntimeError) as error:
         raise UserError(f"{path}: cannot be opened ({getattr(error, 'strerror', error)})", _FETCH_AGAIN) from None
-    homes = [root]
-    if root.parent.name == "snapshots":
-        homes.append(root.parent.parent / "blobs")
-    if target.parent not in homes:
+    is_blob = root.parent.name == "snapshots" and target.parent == root.parent.parent / "blobs"
+    if not is_blob and not target.is_relative_to(root):
         raise UserError(f"{path}: is a link that leaves the directory", "put the file itself there")
     if not stat.S_ISREG(mode):
         raise UserError(f"{path}: is not a regular file", _FETCH_AGAIN)
@@ -118,8 +118,7 @@ def read_json(directory: Path, name: str) -> dict[str, Any]:
     """A JSON object out of `directory`; UserError where it is missing, broken or something else."""
     path = inside(directory, name)
     try:
-        if path.stat().st_size > MAX_JSON_BYTES:
-            raise UserError(f"{directory / name}: is larger than {MAX_JSON_BYTES >> 20} MiB", _FETCH_AGAIN)
+        _small(path, directory / name)
         value = json.loads(path.read_bytes(), parse_constant=_no_constant)
     except OSError as error:
         raise UserError(f"{directory / name}: cannot be read ({error.strerror})", "check its permissions") from None
@@ -133,6 +132,25 @@ def read_json(directory: Path, name: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise UserError(f"{directory / name}: is not a JSON object", _FETCH_AGAIN)
     return value
+
+
+def is_there(directory: Path, name: str) -> bool:
+    """Whether `directory` has an entry `name`, of whatever kind: a dangling link counts."""
+    return (directory / name).exists() or (directory / name).is_symlink()
+
+
+def check_small_files(directory: Path, suffixes: Sequence[str]) -> None:
+    """Every file with one of `suffixes`, chat templates in their folder too, is a regular file of the checkpoint's own
+    and no larger than a JSON file may be: for readers that open files by names of their own. UserError names the one
+    that is not."""
+    for path in sorted((*directory.glob("*"), *directory.glob(f"{_TEMPLATES}/*"))):
+        if path.name.endswith(tuple(suffixes)):
+            _small(inside(directory, str(path.relative_to(directory))), path)
+
+
+def _small(target: Path, path: Path) -> None:
+    if target.stat().st_size > MAX_JSON_BYTES:
+        raise UserError(f"{path}: is larger than {MAX_JSON_BYTES >> 20} MiB", _FETCH_AGAIN)
 
 
 def _no_constant(text: str) -> object:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from moesaic.core.arguments import shown
 from moesaic.core.errors import UserError
 from moesaic.memory.checkpoint import CONFIG, INDEX, SINGLE, shard_names
 
 _PART = r"[A-Za-z0-9][\w.-]*"
+_LONGEST_ID = 200  # the hub allows 96 characters
 _HUB_ID = re.compile(rf"(?:{_PART}/)?{_PART}")
 
 
@@ -18,13 +20,17 @@ def resolve_model(model: str, cache: Path | None = None) -> Path:
     `cache` defaults to the hub library's own (HF_HUB_CACHE, or hub under HF_HOME). A snapshot must be complete:
     UserError names the file it lacks and the command that fetches it.
     """
-    path = Path(model).expanduser()
-    if model and path.is_dir():
+    try:
+        path = Path(model).expanduser()
+        is_directory, is_file = path.is_dir(), path.exists()
+    except (OSError, RuntimeError):  # a name too long for any file; the home of a user who is not there
+        is_directory = is_file = False
+    if model and is_directory:
         return path
-    if model and path.exists():
+    if model and is_file:
         raise UserError(f"{model}: is a file", "name the directory that holds config.json and the weights")
-    if not _HUB_ID.fullmatch(model) or ".." in model:
-        raise UserError(f"model {model!r}: no such directory and no hub id", "name one or the other (org/name)")
+    if not _HUB_ID.fullmatch(model) or ".." in model or len(model) > _LONGEST_ID:
+        raise UserError(f"model {shown(model)}: no such directory and no hub id", "name one or the other (org/name)")
     if cache is None:
         # the hub library owns these paths and the variables that move them
         from huggingface_hub.constants import HF_HUB_CACHE

@@ -211,6 +211,11 @@ class ExpertStore:
             if op in (used_by := self._used_by[slot]):
                 used_by.remove(op)
 
+    def check_idle(self) -> None:
+        """Asserts the invariants, and that nobody holds a pin and no fill was left un-issued: between steps (tests)."""
+        self.check()
+        assert not any(self._pool.pinned(slot) for slot in range(self.num_slots)), "a pin outlived its step"
+
     def check(self) -> None:
         """Asserts the invariants (tests)."""
         self._index.check()

@@ -10,6 +10,7 @@ take the same experts: a cache would look perfect.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -70,11 +71,16 @@ def noise_blocks(shape: NoiseShape) -> dict[Kind, list[Bits]]:
         *(("resid", scale * resid) for scale in _RESID_SCALES),
         ("embed", 1.0),
     ]
+    blocks: dict[Kind, list[Bits]] = {}
+    interrupted = threading.Event()
     with ThreadPoolExecutor(len(wanted)) as executor:
-        filled = executor.map(lambda i: _block(shape, i, *wanted[i]), range(len(wanted)))
-        blocks: dict[Kind, list[Bits]] = {}
-        for (kind, _), block in zip(wanted, filled, strict=True):
-            blocks.setdefault(kind, []).append(block)
+        filled = executor.map(lambda i: _block(shape, i, *wanted[i], interrupted), range(len(wanted)))
+        try:
+            for (kind, _), block in zip(wanted, filled, strict=True):
+                blocks.setdefault(kind, []).append(block)
+        except BaseException:
+            interrupted.set()  # the pool waits for its threads: seconds of work that nobody wants any more
+            raise
     return blocks
 
 
@@ -115,7 +121,7 @@ def draw_cuts(
     return cuts
 
 
-def _block(shape: NoiseShape, index: int, kind: Kind, scale: float) -> Bits:
+def _block(shape: NoiseShape, index: int, kind: Kind, scale: float, interrupted: threading.Event) -> Bits:
     rng = np.random.Generator(np.random.SFC64([shape.seed, index]))
     hidden, num_elements = shape.hidden, shape.block_elements
     if kind == "embed":
@@ -124,6 +130,8 @@ def _block(shape: NoiseShape, index: int, kind: Kind, scale: float) -> Bits:
     bits = np.empty(num_elements if kind == "embed" else 2 * num_elements, np.uint16)
     step = hidden * max(1, (1 << 22) // hidden)
     for start in range(0, num_elements, step):
+        if interrupted.is_set():
+            break
         stop = min(start + step, num_elements)
         values = rng.standard_normal(stop - start, dtype=np.float32)
         if kind == "embed":

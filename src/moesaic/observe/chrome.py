@@ -24,22 +24,30 @@ _QUEUE_ORDER = {"compute": 0, "load": 1, "store": 2, "net": 3}
 class TraceWriter:
     """Writes spans to `path` as they come, holding none of them: `append` once per step or per drain.
 
-    A context manager: the file is valid JSON once it is closed, also when the body raised. UserError where the
-    file cannot be written.
+    They are written beside `path`, which is made, or replaced, at the close: a run that was refused, and so has no
+    span, leaves what was there. A context manager: the file is valid JSON once it is closed, also when the body
+    raised. UserError where the file cannot be written.
     """
 
     def __init__(self, path: Path) -> None:
         self.num_spans = 0
         self._seen: set[Place | Lane] = set()
         self._separator = "\n"
+        self._path = path
         try:
-            self._file: TextIO = path.open("w", encoding="utf-8")
-        except OSError as error:
-            raise UserError(f"trace file {path}: {error.strerror}", "name a file in a folder that exists") from error
-        self._file.write('{"displayTimeUnit": "ms", "traceEvents": [')
+            self._target = path.resolve()
+            # a pipe or a device is written to as it is: it cannot be replaced
+            self._is_device = self._target.exists() and not self._target.is_file()
+            self._part = self._target if self._is_device else self._target.with_name(self._target.name + ".part")
+            self._file: TextIO = self._part.open("w", encoding="utf-8")
+        except (OSError, RuntimeError, ValueError) as error:
+            raise self._fault(error) from error
+        self._put('{"displayTimeUnit": "ms", "traceEvents": [')
 
     def append(self, spans: Sequence[Span]) -> None:
         """Writes `spans`; arrows are drawn between spans of one call."""
+        if self._file.closed:
+            return  # after a fault, which was said
         by_index = {span.index: span for span in spans}
         for span in spans:
             for event in self._names(span.op.lane):
@@ -50,9 +58,39 @@ class TraceWriter:
                 self._write(event)
 
     def close(self) -> None:
-        if not self._file.closed:
-            self._file.write("\n]}\n")
+        """Ends the file and puts it in its place. Twice does nothing more."""
+        if self._file.closed:
+            return
+        if not self.num_spans and not self._is_device:
+            self._discard()
+            return
+        self._put("\n]}\n")
+        try:
             self._file.close()
+            if not self._is_device:
+                self._part.replace(self._target)
+        except OSError as error:
+            self._discard()
+            raise self._fault(error) from error
+
+    def _discard(self) -> None:
+        try:
+            self._file.close()  # what is still held back may fail to be written: it is thrown away anyhow
+        except OSError:
+            pass
+        if not self._is_device:
+            self._part.unlink(missing_ok=True)
+
+    def _put(self, text: str) -> None:
+        try:
+            self._file.write(text)
+        except OSError as error:
+            self._discard()
+            raise self._fault(error) from error
+
+    def _fault(self, error: Exception) -> UserError:
+        why = getattr(error, "strerror", None) or str(error)
+        return UserError(f"trace file {self._path}: {why}", "name a file in a folder that exists and has room")
 
     def __enter__(self) -> TraceWriter:
         return self
@@ -75,12 +113,12 @@ class TraceWriter:
             yield {**track, "name": "thread_sort_index", "args": {"sort_index": track_id(lane)}}
 
     def _write(self, event: dict[str, Any]) -> None:
-        self._file.write(self._separator + json.dumps(event, separators=(",", ":")))
+        self._put(self._separator + json.dumps(event, separators=(",", ":")))
         self._separator = ",\n"
 
 
 def write_trace(path: Path, timeline: Sequence[Span]) -> None:
-    """The whole of `timeline` in one file."""
+    """The whole of `timeline` in one file; no file where it is empty."""
     with TraceWriter(path) as writer:
         writer.append(timeline)
 

@@ -15,7 +15,7 @@ from moesaic.cost.footprint import expert_flops_per_token
 from moesaic.cost.roofline import RooflineCost
 from moesaic.kernels import choose
 from moesaic.kernels.api import Kernels, PagedKV
-from moesaic.memory.buffers import DevicePool, HostArena
+from moesaic.memory.buffers import DevicePool, HostArena, Registration
 from moesaic.memory.index import ExpertIndex, n_by_m, spread
 from moesaic.memory.kv import KVBlocks
 from moesaic.memory.store import ExpertStore
@@ -51,9 +51,10 @@ class Memory:
     weights: dict[str, Tensor]
     kv: tuple[PagedKV, ...]
     device_SB: Tensor
+    expert_errors: dict[int, float]  # by layer, where experts were quantized
 
     def close(self) -> None:
-        """The host's memory goes at once; the device's with the last tensor."""
+        """The host's memory goes at once; the device's with the last tensor, which the engine drops after this."""
         self.arena.close()
         self.pool.close()
         if self.pool.device.type == "cuda":
@@ -68,7 +69,9 @@ def _hold_to(device: torch.device, budget: DeviceBudget) -> None:
     torch.cuda.empty_cache()
     if budget.budget_bytes is not None:
         total = torch.cuda.mem_get_info(device)[1]
-        fraction = (budget.budget_bytes - budget.context_bytes) / total
+        # the limit is the process's, so what it holds already (another model, say) comes on top
+        limit_bytes = budget.budget_bytes - budget.context_bytes + torch.cuda.memory_reserved(device)
+        fraction = limit_bytes / total
         torch.cuda.set_per_process_memory_fraction(min(1.0, fraction), device)
 
 
@@ -86,27 +89,25 @@ def take_memory(decision: Decision, options: EngineOptions, progress: Progress |
         pool.reserve("workspace", budget.workspace_bytes)
         arena = HostArena(spec.num_experts * layout.num_pages, layout.page_bytes)
         undo.callback(arena.close)
-        shape = (budget.kv_blocks, BLOCK_TOKENS, spec.attention.num_kv_heads, spec.attention.head_dim)
-        kv = tuple(
-            PagedKV(pool.allocate("kv", shape, decision.dtype), pool.allocate("kv", shape, decision.dtype))
-            for _ in spec.layers
-        )
+        heads = (spec.attention.num_kv_heads, spec.attention.head_dim)
+        kv_LC = pool.allocate("kv", (len(spec.layers), 2, budget.kv_blocks, BLOCK_TOKENS, *heads), decision.dtype)
+        kv = tuple(PagedKV(layer[0], layer[1]) for layer in kv_LC)
         slab_shape = (budget.expert_slots * layout.num_pages, layout.page_bytes)
         device_SB = pool.allocate("experts", slab_shape, torch.uint8)
         if options.load_format == "dummy":
             weights = dummy_dense(spec, source.tensors, decision.dtype, pool, options.seed)
-            dummy_experts(spec, layout, decision.dtype, arena, options.seed)
+            errors = dummy_experts(spec, layout, decision.dtype, arena, options.seed)
         else:
             weights = load_dense(source.checkpoint, source.tensors, decision.dtype, pool)
-            load_experts(source.checkpoint, source.tensors, layout, decision.dtype, arena, progress)
+            errors = load_experts(source.checkpoint, source.tensors, layout, decision.dtype, arena, progress)
         undo.pop_all()
-    return Memory(pool, arena, weights, kv, device_SB)
+    return Memory(pool, arena, weights, kv, device_SB, errors)
 
 
 def profile_of(decision: Decision, memory: Memory, kernels: tuple[Kernels, Kernels]) -> HardwareProfile:
     """Measured where the policy weighs host against copy; a machine without slots has nothing to weigh."""
     if decision.plan.budget.expert_slots:
-        return measure_profile(memory.arena.slab_SB, memory.device_SB, decision.shape, kernels)
+        return measure_profile(memory.arena.slab_SB, memory.device_SB, decision.shape, decision.dtype, kernels)
     return HardwareProfile("this machine", {HOST: TierSpec(0, 1.0), DEVICE: TierSpec(0, 1.0)}, {}, "not measured")
 
 
@@ -141,12 +142,24 @@ def build_store(decision: Decision, eviction: str, cache: tuple[int, int] | None
     return ExpertStore(ExpertIndex(*geometry, EVICTION[eviction]), layers)
 
 
+def _notes(decision: Decision, registration: Registration, errors: dict[int, float]) -> tuple[str, ...]:
+    """What became of the memory and the weights, for the plan."""
+    notes = [f"host arena: {registration.message}"] if decision.device.type == "cuda" else []
+    if errors:
+        layers = ", ".join(f"L{layer} {error:.2%}" for layer, error in errors.items())
+        notes.append(f"experts quantized to {decision.layout.quantized}, relative RMS error of the weights: {layers}")
+    return tuple(notes)
+
+
 def build_engine(options: EngineOptions, progress: Progress | None = None) -> Engine:
     """An engine by `options`, its weights loaded. UserError, with nothing left behind, where that cannot be."""
     source = open_source(options)
     tokenizer = load_tokenizer(source.checkpoint.directory)
+    directory, config = source.checkpoint.directory, source.checkpoint.config
+    defaults = read_generation_defaults(directory, config, tokenizer.eos_token_id)
     decision = decide(options, source)
     spec, plan = source.spec, decision.plan
+    kept = ExitStack()  # what the engine's close undoes
     with ExitStack() as undo:
         trace = undo.enter_context(TraceWriter(Path(options.trace))) if options.trace else None
         memory = take_memory(decision, options, progress)
@@ -155,29 +168,28 @@ def build_engine(options: EngineOptions, progress: Progress | None = None) -> En
         executor = LaneExecutor(decision.device)
         store = build_store(decision, options.eviction, cache_shape(options.cache))
         runner = build_runner(decision, memory, store, executor, options.max_num_batched_tokens)
-        meter = Meter(spec, store, memory.pool, plan.budget.budget_bytes is not None, memory.arena.num_bytes)
+        arena_facts = (memory.arena.num_bytes, memory.expert_errors)
+        meter = Meter(spec, store, memory.pool, plan.budget.budget_bytes is not None, *arena_facts)
         observers = (meter.add, trace.append) if trace is not None else (meter.add,)
         run = Run(spec, decision.dtype.itemsize, executor, runner, observers)
         undo.callback(run.drain)  # before memory goes, and so that a trace has the last copies
         if plan.budget.expert_slots == spec.num_experts:
             runner.preload(spec.experts())
-        notes = (f"host arena: {registration.message}",) if decision.device.type == "cuda" else ()
-        defaults = read_generation_defaults(
-            source.checkpoint.directory, source.checkpoint.config, tokenizer.eos_token_id
+        notes = _notes(decision, registration, memory.expert_errors)
+        parts = EngineParts(
+            decoder=build_decoder(spec, memory.weights, runner.kernels),
+            kv=memory.kv,
+            kv_blocks=KVBlocks(plan.budget.kv_blocks, BLOCK_TOKENS),
+            tokenizer=tokenizer,
+            device=decision.device,
+            run=run,
+            limits=EngineLimits(plan.budget.max_model_len, options.max_num_seqs, options.max_num_batched_tokens),
+            defaults=defaults,
+            seed=options.seed,
+            stats=meter,
+            close=kept.close,
+            plan=replace(plan, notes=plan.notes + notes),
         )
-        close = undo.pop_all()
-    parts = EngineParts(
-        decoder=build_decoder(spec, memory.weights, runner.kernels),
-        kv=memory.kv,
-        kv_blocks=KVBlocks(plan.budget.kv_blocks, BLOCK_TOKENS),
-        tokenizer=tokenizer,
-        device=decision.device,
-        run=run,
-        limits=EngineLimits(plan.budget.max_model_len, options.max_num_seqs, options.max_num_batched_tokens),
-        defaults=defaults,
-        seed=options.seed,
-        stats=meter,
-        close=close.close,
-        plan=replace(plan, notes=plan.notes + notes),
-    )
-    return Engine(parts)
+        engine = Engine(parts)
+        kept.enter_context(undo.pop_all())
+    return engine

@@ -16,13 +16,14 @@ from moesaic.core.units import format_bytes, parse_bytes
 from moesaic.cost.budget import BudgetWishes, DeviceBudget, DeviceNeeds, fit
 from moesaic.cost.footprint import StepShape, dense_bytes, kv_token_bytes, workspace_bytes
 from moesaic.kernels import library
-from moesaic.kernels.api import FORMAT_DTYPES, ExpertShape, WeightFormat
+from moesaic.kernels.api import FORMAT_DTYPES, Activation, ExpertShape
+from moesaic.kernels.layout import QUANTIZED, ExpertFormat
 from moesaic.memory.checkpoint import Checkpoint, check_tensors, open_checkpoint, read_json
 from moesaic.memory.hub import resolve_model
 from moesaic.memory.pages import PageLayout
 from moesaic.policies.assignment import ASSIGNMENT
 from moesaic.policies.eviction import EVICTION
-from moesaic.runtime.device import choose_device, choose_dtype, context_bytes
+from moesaic.runtime.device import ALLOCATOR_BYTES, choose_device, choose_dtype, context_bytes
 from moesaic.runtime.options import EngineOptions, cache_shape, share_bytes
 from moesaic.specs import ignored, read_spec, tensor_specs
 
@@ -58,7 +59,8 @@ class EffectivePlan:
         b = self.budget
         limit = "no limit" if b.budget_bytes is None else format_bytes(b.budget_bytes)
         return (
-            f"{self.model} {self.dtype} on {self.device} ({limit})",
+            f"{self.model} {self.dtype} on {self.device} ({limit})"
+            + (f", experts in {self.layout.quantized}" if self.layout.quantized else ""),
             f"experts: {b.expert_slots} slots of {format_bytes(b.expert_bytes)} on the device ({self.cache}, "
             f"{self.eviction}), all {format_bytes(self.host_bytes)} on the host; {self.assignment}",
             f"device: weights {format_bytes(b.dense_bytes)}, KV {format_bytes(b.kv_bytes)} "
@@ -106,14 +108,14 @@ def decide(options: EngineOptions, source: Source) -> Decision:
     device = choose_device(options.device)
     dtype = choose_dtype(options.dtype, spec.dtype)
     moe = spec.moe(spec.moe_layers[0])
-    layout = PageLayout.cut(spec.hidden, moe.intermediate, dtype.itemsize)
-    format_: WeightFormat = next(name for name, d in FORMAT_DTYPES.items() if d == dtype)
-    shape = ExpertShape(spec.hidden, moe.intermediate, layout.page_units, format_, moe.activation)  # type: ignore[arg-type]
+    layout = PageLayout.cut(spec.hidden, moe.intermediate, dtype.itemsize, QUANTIZED.get(options.expert_format))
+    shape = _shape(layout, dtype, moe.activation)  # type: ignore[arg-type]
     host_bytes = spec.num_experts * layout.expert_bytes
     _check_host(options, host_bytes)
     cache = cache_shape(options.cache)
-    if cache is not None and options.assignment in ("all_on_device", "cpu_only"):
-        raise UserError(f"--cache {options.cache}: {options.assignment} has no cache", "leave out one of the two")
+    for flag, value, default in (("cache", options.cache, "auto"), ("eviction", options.eviction, "lru")):
+        if value != default and options.assignment in ("all_on_device", "cpu_only"):
+            raise UserError(f"--{flag} {value}: {options.assignment} evicts nothing", "leave out one of the two")
     budget = _cut(options, source, device, _needs(options, source, device, dtype, layout, shape))
     if cache is not None:
         budget = _with_cache(budget, cache, spec)
@@ -121,9 +123,28 @@ def decide(options: EngineOptions, source: Source) -> Decision:
     name = "one set a layer" if cache is None else f"{cache[0]} sets x {cache[1]} ways"
     plan = EffectivePlan(
         options.model, str(device), str(dtype).removeprefix("torch."), assignment, options.eviction, name,
-        budget, host_bytes, layout,
+        budget, host_bytes, layout, _cut_short(options, budget, host_bytes),
     )  # fmt: skip
     return Decision(source, device, dtype, layout, shape, plan)
+
+
+def _shape(layout: PageLayout, dtype: torch.dtype, activation: Activation) -> ExpertShape:
+    """The layout in the kernels' words."""
+    stored = layout.quantized or ExpertFormat(next(name for name, d in FORMAT_DTYPES.items() if d == dtype))
+    return ExpertShape(
+        layout.hidden, layout.intermediate, layout.page_units, stored.name, activation, stored.group, stored.zero_points
+    )
+
+
+def _cut_short(options: EngineOptions, budget: DeviceBudget, host_bytes: int) -> tuple[str, ...]:
+    """Says so where the device has less room for experts than was asked for."""
+    if options.expert_memory is None or options.assignment == "cpu_only":
+        return ()
+    asked = min(host_bytes, share_bytes(options.expert_memory, host_bytes, "--expert-memory"))
+    held = budget.expert_slots * budget.expert_bytes
+    if held + budget.expert_bytes > asked and held:
+        return ()
+    return (f"expert memory: {format_bytes(asked)} asked for, {format_bytes(held)} fit: whole experts, in the budget",)
 
 
 def _check_host(options: EngineOptions, host_bytes: int) -> None:
@@ -148,7 +169,9 @@ def _cut(
         limit = share_bytes(options.expert_memory, spec.num_experts * needed.expert_bytes, "--expert-memory")
     budget_bytes = _budget_bytes(options, device)
     bounded = budget_bytes is not None or limit is not None or options.cache != "auto"
-    if device.type == "cpu" and not bounded and options.assignment in ("auto", "cpu_only"):
+    if options.assignment == "cpu_only":
+        limit = 0  # nothing would ever be in a slot
+    elif options.assignment == "auto" and device.type == "cpu" and not bounded:
         limit = 0  # without a budget to keep, a second place in the same memory would only double it
     return fit(needed, BudgetWishes(budget_bytes, limit, options.max_model_len, options.max_num_seqs))
 
@@ -197,7 +220,8 @@ def _needs(
             a.num_heads, a.num_kv_heads, a.head_dim, itemsize, max_model_len, tokens
         )
         step = StepShape(tokens, options.max_num_seqs)
-        return workspace_bytes(spec, itemsize, step, attention, experts)
+        allocator = ALLOCATOR_BYTES if device.type == "cuda" else 0
+        return workspace_bytes(spec, itemsize, step, attention, experts) + allocator
 
     held = context_bytes(device, dtype)
     return lambda min_slots: DeviceNeeds(

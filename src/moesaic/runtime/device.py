@@ -11,6 +11,8 @@ from moesaic.core.errors import UserError
 MiB = 1 << 20
 # what lazily loaded kernels and library handles add to the context after the warm-up, seen on Hopper
 LAZY_KERNEL_BYTES = 96 * MiB
+# cuBLAS workspaces and half-filled segments, which lie inside torch's allocator but are nobody's tensors
+ALLOCATOR_BYTES = 64 * MiB
 
 
 def choose_device(wish: str) -> torch.device:

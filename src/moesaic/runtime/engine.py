@@ -8,11 +8,12 @@ leaves the engine usable; a row of NaN or infinite logits ends its own request o
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Protocol
 
@@ -100,7 +101,7 @@ class Engine:
         tokenizer = parts.tokenizer
         self._vocabulary = Vocabulary(
             tokenizer,
-            frozenset(parts.defaults.eos_token_ids),
+            frozenset(i for i in parts.defaults.eos_token_ids if i < vocab),  # others cannot be generated
             tokenizer.special_ids if tokenizer else frozenset(),
             tokenizer.textless(vocab) if tokenizer else frozenset(),
         )
@@ -111,11 +112,13 @@ class Engine:
         self._waiting: deque[int] = deque()
         self._counts = StepCounts()
         self._num_added = 0
+        self._closed = False
         self._next_seq_id = 0
 
     # -- requests ------------------------------------------------------------------------------------------------
     def add_request(self, request_id: str, prompt: str | Sequence[int], params: SamplingParams | None = None) -> None:
         """Queues a prompt, text or token ids. UserError for one that can never run; nothing has changed then."""
+        self._check_open()
         params = self.parts.defaults.fill(params if params is not None else SamplingParams())
         if request_id in self._requests:
             raise UserError(f"request id {request_id!r} is in use", "give each running request its own id")
@@ -170,12 +173,25 @@ class Engine:
         """Aborts what runs and releases the parts. Twice does nothing more."""
         for request_id in list(self._requests):
             self.abort(request_id)
+        if self._closed:
+            return
+        self._closed = True
         if self.parts.close is not None:
             self.parts.close()
+        # nothing may keep the device's memory alive, not even a cycle
+        self.parts = replace(self.parts, decoder=None, run=None, kv=())  # type: ignore[arg-type]
+        gc.collect()
+        if self.parts.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UserError("the engine is closed", "open the model again: LLM(...)")
 
     # -- the step ------------------------------------------------------------------------------------------------
     def step(self) -> list[RequestOutput]:
         """Computes one step. One output for each request that got a token or ended; none where nothing is left."""
+        self._check_open()
         plan = plan_step(
             [self._view(i) for i in self._running],
             [self._view(i) for i in islice(self._waiting, self._batch_limits.max_num_seqs)],
@@ -194,6 +210,9 @@ class Engine:
             log.exception("a step failed; its requests end with an error")
             self.parts.run.reset()
             return self._fail(plan.chunks, f"{type(error).__name__}: {error}")
+        except BaseException:  # an interrupt: the step can be taken up again, once nothing of it runs any more
+            self.parts.run.reset()
+            raise
         finally:
             self.parts.run.end_step()
         self._count(plan.chunks, time.perf_counter() - start_s)
@@ -277,10 +296,17 @@ class Engine:
             request = seq.request
             end = chunk.start + chunk.num_tokens
             scored = request.wants_prompt_logprobs(seq, chunk.start, end)
-            request.add_prompt_logprobs(list(islice(score, len(scored))))
+            scores_of_seq = list(islice(score, len(scored)))
+            sampled_token = next(tokens) if chunk.last else None
             seq.num_computed = end
-            if chunk.last:
-                seq.accept(next(tokens))
+            try:
+                request.add_prompt_logprobs(scores_of_seq)
+                if sampled_token is not None:
+                    seq.accept(sampled_token)
+            except Exception as error:  # a tokenizer's fault, say: it ends this sequence, not its neighbours
+                log.exception("a sequence failed")
+                seq.fail(f"{type(error).__name__}: {error}")
+            if sampled_token is not None or seq.finish_reason is not None:
                 touched[request.request_id] = request
         return self._outputs(list(touched.values()))
 

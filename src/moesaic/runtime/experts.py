@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 from moesaic.core.interfaces import AdmissionPolicy, AssignmentPolicy, CostModel
-from moesaic.core.ops import Copy, Op
+from moesaic.core.ops import Compute, Copy, Op
 from moesaic.core.places import DEVICE, HOST
 from moesaic.core.routing import Assignment, ExpertId, Move
 from moesaic.kernels.api import ABSENT, ExpertPages, ExpertRows, ExpertShape, Kernels, Routing, SlotTable
 from moesaic.memory.store import ExpertStore, State
 from moesaic.runtime.executor import LaneExecutor
 from moesaic.runtime.forcing import RoutingTap
-from moesaic.schedules.lower import DEVICE_LOAD, DEVICE_STORE, ExpertCost, Wave, lower
+from moesaic.schedules.lower import DEVICE_COMPUTE, DEVICE_LOAD, DEVICE_STORE, ExpertCost, Wave, lower
 
 HOST_TIMEOUT_S = 600.0  # a host kernel that has not answered by then never will
 
@@ -107,7 +107,10 @@ class ExpertRunner:
     def run(self, layer: int, x_TH: Tensor, routing: Routing, inputs: int) -> Tensor:
         """Weighted sum of each token's experts, float32 [T, H]. `inputs` is the op that made x and routing."""
         out_TH = x_TH.new_zeros(x_TH.shape, dtype=torch.float32)
-        routing = self.tap.routing(layer, routing)
+        if self.tap.forces:
+            # an op of its own, so that the ids' way to the host follows it and not only the router
+            with self.executor.span(Op(f"L{layer}.forced", DEVICE_COMPUTE, Compute())) as inputs:
+                routing = self.tap.routing(layer, routing)
         ids_TK, weights_TK = self._to_host(layer, routing, inputs)
         self.tap.record(layer, ids_TK)
         work = _LayerWork(self, layer, x_TH, out_TH, routing, ids_TK, weights_TK, inputs)
@@ -181,8 +184,20 @@ class _LayerWork:
         self.num_tokens = {ExpertId(layer, e): n for e, n in enumerate(counts) if n}
         self.host_rows = ExpertRows(order_M // top_k, weights_TK.flatten()[order_M], None, self.starts)
         self._device_rows: ExpertRows | None = None
+        self.pinned: list[ExpertId] = []  # acquired, or filled and not yet released
+        self.granted: list[ExpertId] = []  # slots whose copy is not issued
 
     def run(self, assignment: Assignment) -> None:
+        """Issues everything. Whatever is raised on the way leaves no pin behind and no fill that was never issued."""
+        try:
+            self._run(assignment)
+        finally:
+            for expert in self.granted:
+                self.runner.store.cancel_fill(expert)
+            for expert in self.pinned:
+                self.runner.store.release(expert)
+
+    def _run(self, assignment: Assignment) -> None:
         store = self.runner.store
         ways: dict[str, list[ExpertId]] = {"resident": [], "copied": [], "host": []}
         for share in assignment.shares:
@@ -190,7 +205,10 @@ class _LayerWork:
             # what an earlier step is still copying is followed, not copied again
             followed = share.way == "copied" and store.state(share.expert) is State.PENDING
             ways["resident" if followed else share.way].append(share.expert)
-        resident = {expert: store.acquire(expert)[1] for expert in ways["resident"]}
+        resident = {}
+        for expert in ways["resident"]:
+            resident[expert] = store.acquire(expert)[1]
+            self.pinned.append(expert)
         left = ways["copied"]
         wave = self._grant(left)
         fills = self._fills(assignment.moves)
@@ -207,6 +225,7 @@ class _LayerWork:
             grant = self.runner.store.begin_fill(expert, self.runner.step)
             if grant is None:
                 break
+            self.granted.append(expert)
             wave[expert] = grant.after
         return wave
 
@@ -223,35 +242,41 @@ class _LayerWork:
             if grant is None:
                 store.drop(move.expert)
             else:
+                self.granted.append(move.expert)
                 fills[move.expert] = grant.after
         return fills
 
     def _issue(self, wave: Wave) -> None:
         """Lowers and starts one wave; its pins end here, because what is issued is protected by order."""
-        store, executor = self.runner.store, self.runner.executor
+        executor = self.runner.executor
         schedule = lower(wave, self.cost, self.x_TH.shape[0], executor.next_index, self.inputs)
-        index = {op.name: schedule.first + i for i, op in enumerate(schedule.ops)}
-        prefix = f"L{self.layer}."
-        copies = {e: index[f"{prefix}fetch.e{e.expert}"] for e in wave.fetched}
-        copies |= {e: index[f"{prefix}fill.e{e.expert}"] for e in wave.fills}
+        issued: set[str] = set()
         try:
-            executor.enqueue(schedule, self._bindings(wave))
+            executor.enqueue(schedule, self._bindings(wave, issued))
         finally:
-            for expert, copy in copies.items():
-                if copy < executor.next_index:
+            self._note(wave, {op.name: schedule.first + i for i, op in enumerate(schedule.ops) if op.name in issued})
+
+    def _note(self, wave: Wave, issued: Mapping[str, int]) -> None:
+        """Tells the store which copies fill and which ops read the wave's slots; `issued` maps names to indices."""
+        store, prefix = self.runner.store, f"L{self.layer}."
+        for kind, experts in (("fetch", wave.fetched), ("fill", wave.fills)):
+            for expert in experts:
+                copy = issued.get(f"{prefix}{kind}.e{expert.expert}")
+                if copy is not None:
                     store.filled_by(expert, copy)
-                else:
-                    store.cancel_fill(expert)
-            for expert in wave.fetched:
-                if index[f"{prefix}expert.e{expert.expert}"] < executor.next_index:
-                    store.read_by(expert, index[f"{prefix}expert.e{expert.expert}"])
-            for expert in wave.resident:
-                store.read_by(expert, index[prefix + "hits"])
-            for expert in (*wave.resident, *(e for e in copies if copies[e] < executor.next_index)):
-                store.release(expert)
+                    self.granted.remove(expert)
+                    self.pinned.append(expert)
+        reads = {expert: issued.get(f"{prefix}expert.e{expert.expert}") for expert in wave.fetched}
+        reads |= dict.fromkeys(wave.resident, issued.get(prefix + "hits"))
+        for expert, reader in reads.items():
+            if reader is not None:
+                store.read_by(expert, reader)
+        while self.pinned:
+            store.release(self.pinned.pop())
 
     # -- what the op names do ------------------------------------------------------------------------------------
-    def _bindings(self, wave: Wave) -> dict[str, Callable[[], None]]:
+    def _bindings(self, wave: Wave, issued: set[str]) -> dict[str, Callable[[], None]]:
+        """Callables by op name; each adds its name to `issued` once it has done its part without raising."""
         prefix = f"L{self.layer}."
         bindings: dict[str, Callable[[], None]] = {
             prefix + "hits": lambda: self._on_device(tuple(wave.resident)),
@@ -264,7 +289,12 @@ class _LayerWork:
             bindings[f"{prefix}expert.e{expert.expert}"] = partial(self._on_device, (expert,))
         for expert in wave.fills:
             bindings[f"{prefix}fill.e{expert.expert}"] = partial(self.runner.copy, expert)
-        return bindings
+
+        def noted(name: str, work: Callable[[], None]) -> None:
+            work()
+            issued.add(name)
+
+        return {name: partial(noted, name, work) for name, work in bindings.items()}
 
     def _on_device(self, experts: Sequence[ExpertId]) -> None:
         places, store = self.runner.places, self.runner.store

@@ -85,10 +85,12 @@ class RoutingTap:
             self._tokens = (torch.arange(num_tokens, device=self._device) + self._next) % length
             self._next += num_tokens
 
+    @property
+    def forces(self) -> bool:
+        return bool(self._forced)
+
     def routing(self, layer: int, routing: Routing) -> Routing:
-        """The router's answer, or the forced one."""
-        if not self._forced:
-            return routing
+        """The forced answer in place of the router's."""
         assert self._tokens is not None, "no step is open"
         ids_TK = self._forced[layer].index_select(0, self._tokens)
         return Routing(ids_TK, torch.full_like(routing.topk_weights_TK, 1.0 / ids_TK.shape[1]))

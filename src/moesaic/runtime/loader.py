@@ -2,7 +2,8 @@
 
 Parallel preads with bounded scratch: never a tensor twice in memory, no mapping of the files. A page's gate and up
 rows are contiguous in the file and are read in place; down, [H, I] in the file, passes through scratch in row blocks
-and is cut into the pages' columns; other dtypes pass through scratch and are rounded as torch rounds.
+and is cut into the pages' columns; other dtypes pass through scratch and are rounded as torch rounds. Where the layout
+is quantized, rows are quantized on the way (quantizing.py).
 
 Suffixes: H hidden, N pages of an expert, P page units, R rows of a block.
 """
@@ -23,6 +24,7 @@ from moesaic.memory.buffers import DevicePool, HostArena
 from moesaic.memory.checkpoint import Checkpoint
 from moesaic.memory.pages import PageLayout
 from moesaic.runtime.pieces import Piece, Progress, Reader, convert, open_shared, row_ranges, run_pieces, source_dtype
+from moesaic.runtime.quantizing import QuantizedPages
 
 
 def load_experts(
@@ -32,23 +34,26 @@ def load_experts(
     dtype: torch.dtype,
     arena: HostArena,
     progress: Progress | None = None,
-) -> None:
-    """Fills the arena's slots with every expert of `specs`, converted to `dtype`.
+) -> dict[int, float]:
+    """Fills the arena's slots with every expert of `specs`, converted to `dtype` or quantized as the layout says.
 
-    Expert number i, in the order of layer then expert, owns slots [i * num_pages, (i + 1) * num_pages). UserError
-    names the file that cannot be read or has become shorter than its header said.
+    Expert number i, in the order of layer then expert, owns slots [i * num_pages, (i + 1) * num_pages). Returns the
+    relative RMS error of each layer's weights where they were quantized, else nothing. UserError names the file that
+    cannot be read or has become shorter than its header said.
     """
     first_slots = expert_slots(specs, layout)
     assert arena.page_bytes == layout.page_bytes, "the arena is cut for another layout"
     assert arena.num_slots >= len(first_slots) * layout.num_pages, "the arena is too small"
+    quantized = QuantizedPages(arena.slab_SB, layout) if layout.quantized is not None else None
+    pages = quantized or Pages(arena.slab_SB, layout, dtype)
     pieces = []
     for spec in specs:
         if spec.expert is not None:
             entry, first = checkpoint.entries[spec.name], first_slots[spec.expert]
-            step = 1 if spec.part == "down" else layout.page_units
+            step = pages.down_rows if spec.part == "down" else layout.page_units
             pieces += [Piece(spec, entry, a, b, first) for a, b in row_ranges(entry, step)]
-    pages = Pages(arena.slab_SB, layout, dtype)
     run_pieces(pieces, lambda piece, reader: pages.fill(piece, reader), progress)
+    return quantized.errors.by_layer() if quantized is not None else {}
 
 
 def load_dense(
@@ -61,7 +66,7 @@ def load_dense(
     """Every tensor of `specs` that belongs to no expert, on the pool's device as `dtype`, by part name."""
     _check_tied_head(checkpoint, specs)
     dense = [spec for spec in specs if spec.expert is None]
-    weights = {spec.part: pool.allocate("weights", spec.shape, dtype) for spec in dense}
+    weights = pool.carve("weights", {spec.part: spec.shape for spec in dense}, dtype)
     pieces = []
     for spec in dense:
         entry = checkpoint.entries[spec.name]
@@ -96,6 +101,8 @@ def expert_slots(specs: Iterable[TensorSpec], layout: PageLayout) -> dict[Expert
 
 class Pages:
     """Typed views of an arena's slab, and how a tensor's rows get into them. Element width is that of `dtype`."""
+
+    down_rows = 1  # rows of down that must come together
 
     def __init__(self, slab_SB: Tensor, layout: PageLayout, dtype: torch.dtype) -> None:
         assert dtype.itemsize == layout.itemsize, "the layout is cut for another element size"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from moesaic.core.model import ModelSpec
@@ -16,9 +18,17 @@ from moesaic.runtime.stats import PlaceStats
 class Meter:
     """Implements stats.StatsSource. `add` takes each timeline once, as the executor gives it."""
 
-    def __init__(self, spec: ModelSpec, store: ExpertStore, pool: DevicePool, limited: bool, arena_bytes: int) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        store: ExpertStore,
+        pool: DevicePool,
+        limited: bool,
+        arena_bytes: int,
+        expert_errors: Mapping[int, float],
+    ) -> None:
         self._spec, self._store, self._pool = spec, store, pool
-        self._limited, self._arena_bytes = limited, arena_bytes
+        self._limited, self._arena_bytes, self._expert_errors = limited, arena_bytes, dict(expert_errors)
         self._bytes: dict[str, int] = {"h2d": 0, "d2h": 0, "host_read": 0}
         self._busy_s: dict[str, float] = {}
 
@@ -46,6 +56,7 @@ class Meter:
             device_peak_bytes=self._peak_bytes(device),
             device_budget_bytes=self._pool.budget_bytes if self._limited else None,
             host_arena_bytes=self._arena_bytes,
+            expert_error_by_layer=self._expert_errors,
             residency={e: "dev" if e in on_device else "host" for e in self._spec.experts()},
         )
 

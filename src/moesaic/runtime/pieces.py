@@ -60,9 +60,10 @@ class Reader:
             held = self._scratch[name] = torch.empty(max(num_bytes, BLOCK_BYTES), dtype=torch.uint8)
         return held[:num_bytes]
 
-    def blocks(self, piece: Piece) -> Iterator[tuple[int, int, Tensor]]:
-        """(first row, row after the last, the rows' elements, flat, in the file's dtype) block by block."""
-        step = max(1, BLOCK_BYTES // piece.row_bytes)
+    def blocks(self, piece: Piece, multiple: int = 1) -> Iterator[tuple[int, int, Tensor]]:
+        """(first row, row after the last, the rows' elements, flat, in the file's dtype) block by block; each but the
+        last has a `multiple` of rows."""
+        step = max(1, BLOCK_BYTES // piece.row_bytes // multiple) * multiple
         for start in range(piece.start, piece.stop, step):
             stop = min(start + step, piece.stop)
             rows = self.scratch("read", (stop - start) * piece.row_bytes)

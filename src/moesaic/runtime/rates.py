@@ -9,15 +9,16 @@ import torch
 from torch import Tensor
 
 from moesaic.core.places import DEVICE, HOST, HardwareProfile, LinkSpec, TierSpec
-from moesaic.kernels.api import FORMAT_DTYPES, ExpertPages, ExpertRows, ExpertShape, Kernels, SlotTable
+from moesaic.kernels.api import ExpertPages, ExpertRows, ExpertShape, Kernels, SlotTable
 
 ROWS = 64  # enough for a rate in flops, few enough to be quick
 
 
 def measure_profile(
-    host_SB: Tensor, device_SB: Tensor, shape: ExpertShape, kernels: tuple[Kernels, Kernels]
+    host_SB: Tensor, device_SB: Tensor, shape: ExpertShape, dtype: torch.dtype, kernels: tuple[Kernels, Kernels]
 ) -> HardwareProfile:
-    """Rates of host, device and the link between, from one expert's pages. `kernels` are the device's and the host's.
+    """Rates of host, device and the link between, from one expert's pages. `dtype` is that of activations; `kernels`
+    are the device's and the host's.
 
     The device's first expert slot is overwritten: call before anything is resident. Needs one slot at least.
     """
@@ -25,9 +26,9 @@ def measure_profile(
     expert_bytes = n * host_SB.shape[1]
     copy_s = _best_s(lambda: device_SB[:n].copy_(host_SB[:n], non_blocking=True), device_SB.device)
     link = LinkSpec(expert_bytes / copy_s)
-    host = _tier(kernels[1], host_SB, shape)
+    host = _tier(kernels[1], host_SB, shape, dtype)
     # where the device is a pool in host memory, one processor serves both: one rate, and the same answers every run
-    device = _tier(kernels[0], device_SB, shape) if device_SB.is_cuda else host
+    device = _tier(kernels[0], device_SB, shape, dtype) if device_SB.is_cuda else host
     return HardwareProfile(
         "this machine",
         {HOST: host, DEVICE: device},
@@ -36,11 +37,11 @@ def measure_profile(
     )
 
 
-def _tier(kernels: Kernels, slab_SB: Tensor, shape: ExpertShape) -> TierSpec:
+def _tier(kernels: Kernels, slab_SB: Tensor, shape: ExpertShape, dtype: torch.dtype) -> TierSpec:
     """Bandwidth from one row, which reads every weight once; flops from many rows."""
     device = slab_SB.device
     pages = ExpertPages(slab_SB, SlotTable(None, [range(shape.num_pages)]), shape)
-    x_TH = torch.ones(ROWS, shape.hidden, dtype=FORMAT_DTYPES[shape.format], device=device)
+    x_TH = torch.ones(ROWS, shape.hidden, dtype=dtype, device=device)
 
     def seconds(num_rows: int) -> float:
         token_M, weight_M = torch.arange(num_rows, device=device), torch.ones(num_rows, device=device)

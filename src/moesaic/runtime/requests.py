@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from moesaic.core.arguments import shown
 from moesaic.core.errors import UserError
 from moesaic.core.sampling import SamplingParams
 from moesaic.runtime.detokenizer import Detokenizer, StopChecker
@@ -174,10 +175,12 @@ class Request:
         self._prompt_logprobs: list[LogprobMap | None] = [None]
 
     def start(self, first_seq_id: int, seed: str) -> None:
-        """Makes the sequences, each with its own draws: of the request's seed + index, else of `seed`."""
-        own = self.params.seed
+        """Makes the sequences, each with its own draws: of the request's own seed, else of `seed`, and its index."""
+        if self.params.seed is not None:
+            seed = str(self.params.seed)
         for i in range(self.params.n):
-            draws = random.Random(own + i if own is not None else f"{seed}.{i}")
+            # a text: of a whole number the generator takes the absolute value, and neighbours would meet
+            draws = random.Random(f"{seed}.{i}")
             self.sequences.append(SequenceState(self, i, first_seq_id + i, draws))
 
     @property
@@ -227,7 +230,9 @@ def check_request(prompt_token_ids: Sequence[int], params: SamplingParams, limit
         raise UserError("the prompt is empty", "give at least one token: this tokenizer adds none by itself")
     for token_id in prompt_token_ids:
         if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < limits.vocab:
-            raise UserError(f"prompt token id {token_id!r} is not in the vocabulary", f"use 0 to {limits.vocab - 1}")
+            raise UserError(
+                f"prompt token id {shown(token_id)} is not in the vocabulary", f"use 0 to {limits.vocab - 1}"
+            )
     if length + 1 > limits.max_model_len:
         raise UserError(
             f"the prompt has {length} tokens and the context holds {limits.max_model_len}, one output token included",
@@ -238,6 +243,12 @@ def check_request(prompt_token_ids: Sequence[int], params: SamplingParams, limit
             f"the prompt has {length} tokens and the KV cache holds {limits.kv_tokens}, one output token included",
             "shorten it, or raise --device-memory (device_memory)",
         )
+    for token_id in params.stop_token_ids or ():
+        _check_id("stop_token_ids", token_id, limits.vocab)
     for token_id in params.logit_bias or {}:
-        if not 0 <= token_id < limits.vocab:
-            raise UserError(f"logit_bias names token id {token_id}", f"the vocabulary has 0 to {limits.vocab - 1}")
+        _check_id("logit_bias", token_id, limits.vocab)
+
+
+def _check_id(name: str, token_id: int, vocab: int) -> None:
+    if not 0 <= token_id < vocab:
+        raise UserError(f"{name} names token id {shown(token_id)}", f"the vocabulary has 0 to {vocab - 1}")

@@ -40,7 +40,8 @@ class TokenLogprobs(NamedTuple):
 
 
 class Sampled(NamedTuple):
-    """`token_id` is None where the row's logits hold NaN or no finite maximum: no token can be chosen from them."""
+    """`token_id` is None where the row's logits, or what bias and penalties make of them, hold NaN or no finite
+    maximum: no token can be chosen from them."""
 
     token_id: int | None
     logprobs: TokenLogprobs | None = None
@@ -53,6 +54,8 @@ def sample(logits_RV: Tensor, rows: Sequence[SampleRow], staging: Staging) -> li
         return []
     finite_R = logits_RV.max(dim=-1).values.isfinite()
     scores_RV = _process(logits_RV, rows, staging)
+    if scores_RV is not logits_RV:
+        finite_R &= scores_RV.max(dim=-1).values.isfinite()
     token_R = scores_RV.argmax(dim=-1)  # the lowest id among equals
     drawing = [i for i, row in enumerate(rows) if not row.params.greedy]
     if drawing:

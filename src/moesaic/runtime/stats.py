@@ -23,6 +23,7 @@ class PlaceStats:
     device_peak_bytes: int = 0
     device_budget_bytes: int | None = None
     host_arena_bytes: int = 0
+    expert_error_by_layer: Mapping[int, float] = field(default_factory=dict)  # relative RMS, where quantized at loading
     residency: Mapping[ExpertId, str] = field(default_factory=dict)  # "dev" or "host"
 
 
@@ -72,6 +73,7 @@ class EngineStats:
     device_peak_bytes: int
     device_budget_bytes: int | None
     host_arena_bytes: int
+    expert_error_by_layer: Mapping[int, float]
     residency: Mapping[ExpertId, str]
 
     @classmethod
@@ -97,7 +99,7 @@ class EngineStats:
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values, the rates with them."""
         data: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
-        for name in ("hits_by_layer", "misses_by_layer", "residency"):
+        for name in ("hits_by_layer", "misses_by_layer", "expert_error_by_layer", "residency"):
             data[name] = {str(key): value for key, value in data[name].items()}
         for name in ("bytes_by_path", "lane_busy_s"):
             data[name] = dict(data[name])

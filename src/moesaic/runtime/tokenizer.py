@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from moesaic.core.arguments import shown, token_ids
 from moesaic.core.errors import UserError
-from moesaic.core.sampling import GenerationDefaults
+from moesaic.core.sampling import GenerationDefaults, checked_number
+from moesaic.memory.checkpoint import CONFIG, check_small_files, is_there, read_json
+
+TOKENIZER, TOKENIZER_CONFIG, GENERATION = "tokenizer.json", "tokenizer_config.json", "generation_config.json"
+_READ_BY_TRANSFORMERS = (".json", ".jinja", ".txt", ".model")  # whatever the names are that a tokenizer class asks for
+_FETCH = "fetch the model's tokenizer files again"
 
 Message = Mapping[str, Any]  # {"role": ..., "content": ...}
 
@@ -64,9 +69,10 @@ class TransformersTokenizer:
 
     def encode(self, text: str) -> list[int]:
         try:
-            return list(self.hf.encode(text))
-        except (TypeError, UnicodeEncodeError) as error:
-            raise UserError("a prompt is not valid Unicode text", "leave out lone surrogates") from error
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise UserError("the prompt is not valid Unicode text", "leave out lone surrogates") from error
+        return list(self.hf.encode(text))
 
     def decode(self, token_ids: Sequence[int]) -> str:
         known = [i for i in token_ids if i in self._known]
@@ -87,61 +93,75 @@ class TransformersTokenizer:
 
 
 def load_tokenizer(directory: Path) -> TransformersTokenizer:
-    """The tokenizer in `directory`. UserError names the file that cannot be read. Nothing is fetched or executed."""
+    """The tokenizer in `directory`. UserError names the file that cannot be read. Nothing is fetched or executed, and
+    no file outside the checkpoint is opened."""
     if not directory.is_dir():
         raise UserError(f"{directory} is no directory", "give a model directory")
-    for name in ("tokenizer_config.json", "tokenizer.json"):
-        _read_json(directory / name)
+    check_small_files(directory, _READ_BY_TRANSFORMERS)
+    for name in (TOKENIZER_CONFIG, TOKENIZER):
+        if is_there(directory, name):
+            read_json(directory, name)
     from transformers import AutoTokenizer  # here, since it takes seconds to import
 
     try:
         hf = AutoTokenizer.from_pretrained(str(directory), trust_remote_code=False, local_files_only=True)
-        return TransformersTokenizer(hf, directory)
+        tokenizer = TransformersTokenizer(hf, directory)
+        hf.encode("a")  # a wrong length or token shows at the first use
+        return tokenizer
     except Exception as error:  # a broken file raises whatever its reader met first, up to pyo3's own exceptions
-        file = directory / "tokenizer.json"
-        what = f"{file} cannot be read as a tokenizer" if file.exists() else f"{directory} has no tokenizer.json"
-        raise UserError(f"{what} ({_one_line(error)})", "download the model's tokenizer files again") from error
+        if not (directory / TOKENIZER).exists():
+            raise UserError(f"{directory} has no {TOKENIZER} ({_one_line(error)})", _FETCH) from error
+        what = f"{directory / _culprit(directory)}: cannot be read as part of a tokenizer ({_one_line(error)})"
+        raise UserError(what, _FETCH) from error
+
+
+def _culprit(directory: Path) -> str:
+    """Which file made transformers fail: the first that its own reader refuses, else the one that holds the rest."""
+    from tokenizers import Tokenizer as Reader
+    from transformers import AutoConfig
+
+    try:
+        Reader.from_file(str(directory / TOKENIZER))
+    except Exception:
+        return TOKENIZER
+    if is_there(directory, CONFIG):
+        try:
+            AutoConfig.from_pretrained(str(directory), trust_remote_code=False, local_files_only=True)
+        except Exception:
+            return CONFIG
+    return TOKENIZER_CONFIG if is_there(directory, TOKENIZER_CONFIG) else TOKENIZER
 
 
 def read_generation_defaults(
     directory: Path, config: Mapping[str, Any], tokenizer_eos: int | None = None
 ) -> GenerationDefaults:
-    """generation_config.json's defaults; neutral ones where the file is absent.
+    """generation_config.json's defaults; neutral ones where the file is absent. UserError names file and field of a
+    value that no request could have.
 
     Every end token counts: those of generation_config.json (of config.json where it names none) and the tokenizer's.
     """
-    path = directory / "generation_config.json"
-    data = _read_json(path) or {}
+    path = directory / GENERATION
+    data = read_json(directory, GENERATION) if is_there(directory, GENERATION) else {}
     values: dict[str, Any] = {}
     for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty"):
         value = data.get(name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
-            raise UserError(f"{path}: {name} is {value!r}", "write a number there, or remove the line")
-        values[name] = value
-    eos = _ids(data.get("eos_token_id"), path) or _ids(config.get("eos_token_id"), directory / "config.json")
+        if isinstance(value, float) and value.is_integer() and name == "top_k":
+            value = int(value)
+        values[name] = None if value is None else checked_number(name, value, f"{path}:")
+    do_sample = data.get("do_sample")
+    if do_sample is not None and not isinstance(do_sample, bool):
+        raise UserError(f"{path}: do_sample is {shown(do_sample)}", "write true or false there")
+    eos = _ids(data.get("eos_token_id"), path) or _ids(config.get("eos_token_id"), directory / CONFIG)
     if tokenizer_eos is not None and tokenizer_eos not in eos:
         eos += (tokenizer_eos,)
-    return GenerationDefaults(do_sample=data.get("do_sample") is True, eos_token_ids=eos, **values)
+    return GenerationDefaults(do_sample=do_sample is True, eos_token_ids=eos, **values)
 
 
 def _ids(value: object, path: Path) -> tuple[int, ...]:
-    ids = value if isinstance(value, list) else [] if value is None else [value]
-    if any(isinstance(i, bool) or not isinstance(i, int) for i in ids):
-        raise UserError(f"{path}: eos_token_id is {value!r}", "write a token id or a list of them there")
+    ids = token_ids(value if isinstance(value, list) else [] if value is None else [value])
+    if ids is None or any(i < 0 for i in ids):
+        raise UserError(f"{path}: eos_token_id is {shown(value)}", "write a token id or a list of them, from 0 on")
     return tuple(dict.fromkeys(ids))
-
-
-def _read_json(path: Path) -> dict[str, Any] | None:
-    """The file's object, None where there is no file."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path} cannot be read ({_one_line(error)})", "download the file again") from error
-    if not isinstance(data, dict):
-        raise UserError(f"{path} holds no JSON object", "download the file again")
-    return data
 
 
 def _one_line(error: BaseException) -> str:

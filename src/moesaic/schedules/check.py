@@ -1,56 +1,55 @@
 """The laws every schedule obeys, checked on the ops themselves: nothing is computed before it is loaded, nothing is
-overwritten under a reader, no place ever holds more experts than it has slots.
+overwritten under a reader or under another copy, no slot is outside the pool.
 
-Works on whole runs: the fragments that `lower` wrote, end to end.
+Works on whole runs: fragments as `lower` wrote them, end to end, with what each op does to the slots.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from moesaic.core.ops import Op, Schedule
+from moesaic.core.routing import ExpertId
 
-_EXPERT_OP = re.compile(r"L(\d+)\.(fetch|fill|expert)\.e(\d+)")
+
+@dataclass(frozen=True, slots=True)
+class SlotUse:
+    """What the ops of a run do: the copy ops' (expert, slot) filled, and the compute ops' (expert, slot) read."""
+
+    fills: Mapping[int, tuple[ExpertId, int]]
+    reads: Mapping[int, Sequence[tuple[ExpertId, int]]] = field(default_factory=dict)
 
 
-def check(schedule: Schedule, slots: Mapping[int, int], num_slots: int) -> list[str]:
+def check(schedule: Schedule, use: SlotUse, num_slots: int) -> list[str]:
     """Faults found, in order; empty for a lawful schedule.
 
-    `slots` maps the index of each copy op to the slot it fills. A copy must follow (through lanes and `after`) every
-    earlier read of its slot; a compute op that names an expert must follow the copy that put it there.
+    A copy must follow (through lanes and `after`) the slot's copy before it and every read since; a read must follow
+    the copy that put the expert there.
     """
     reach = _ancestors(schedule)
     faults: list[str] = []
-    holder: dict[int, str] = {}  # slot -> expert
-    filled: dict[str, int] = {}  # expert -> copy op
+    holder: dict[int, tuple[ExpertId, int]] = {}  # slot -> who, by which copy
     readers: dict[int, list[int]] = {}  # slot -> ops that read it since it was filled
     for index, op in enumerate(schedule.ops, schedule.first):
-        match = _EXPERT_OP.fullmatch(op.name)
-        if match is None:
-            continue
-        layer, kind, number = match.groups()
-        expert = f"L{layer}.e{number}"
-        if kind == "expert":
-            copy = filled.get(expert)
-            if copy is None or holder.get(slots[copy]) != expert:
-                faults.append(f"op {index} {op.name} uses {expert}, which is in no slot")
+        if index in use.fills:
+            expert, slot = use.fills[index]
+            if not 0 <= slot < num_slots:
+                faults.append(f"op {index} {op.name} fills slot {slot} of {num_slots}")
+            before = readers.pop(slot, []) + ([holder[slot][1]] if slot in holder else [])
+            faults += [
+                f"op {index} {op.name} overwrites slot {slot} under op {other}"
+                for other in before
+                if other not in reach[index]
+            ]
+            holder[slot] = (expert, index)
+        for expert, slot in use.reads.get(index, ()):
+            there, copy = holder.get(slot, (None, -1))
+            if there != expert:
+                faults.append(f"op {index} {op.name} reads {expert} in slot {slot}, which holds {there}")
             elif copy not in reach[index]:
                 faults.append(f"op {index} {op.name} does not wait for its copy, op {copy}")
-            else:
-                readers.setdefault(slots[copy], []).append(index)
-            continue
-        slot = slots[index]
-        if not 0 <= slot < num_slots:
-            faults.append(f"op {index} {op.name} fills slot {slot} of {num_slots}")
-        faults += [
-            f"op {index} {op.name} overwrites slot {slot} under op {reader}"
-            for reader in readers.pop(slot, [])
-            if reader not in reach[index]
-        ]
-        if slot in holder:
-            filled.pop(holder[slot], None)
-        holder[slot], filled[expert] = expert, index
+            readers.setdefault(slot, []).append(index)
     return faults
 
 

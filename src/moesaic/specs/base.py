@@ -16,7 +16,7 @@ from moesaic.core.routing import ExpertId
 
 MAX_COUNT = 2**31 - 1
 MAX_LAYERS = 4096
-MAX_EXPERTS = 2**20  # of all layers together: bounds what a hostile config.json can make us enumerate
+MAX_EXPERTS = 2**16  # of all layers together: bounds what a hostile config.json can make us enumerate
 
 ACTIVATIONS = ("silu", "gelu", "relu")  # those that the expert kernels compute
 DTYPES = ("bfloat16", "float16", "float32")

@@ -117,6 +117,20 @@ def test_a_file_in_the_way_is_refused(tmp_path, quick):
         make_checkpoint(tmp_path / "m", PRESETS["mixtral-tiny"])
 
 
+def test_a_name_that_no_file_can_have_is_refused(tmp_path, quick):
+    with pytest.raises(UserError, match="File name too long"):
+        make_checkpoint(tmp_path / ("x" * 300), PRESETS["mixtral-tiny"])
+
+
+def test_an_interrupt_leaves_nothing_behind(tmp_path, quick, monkeypatch):
+    def interrupt(done, total):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        make_checkpoint(tmp_path / "m", PRESETS["mixtral-tiny"], progress=interrupt)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_full_disk_is_seen_before_anything_is_written(tmp_path, quick, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1 << 20))

@@ -51,7 +51,7 @@ def test_little_free_memory_is_used_in_part_and_said_and_none_is_refused(monkeyp
     monkeypatch.setattr(rates, "memory_facts", lambda: MemoryFacts(1 << 34, 512 * MiB, None, None, None))
     report = measure_rates(torch.device("cpu"), 1 * MiB, host_bytes=1 << 33)
     assert report.host_bytes == 128 * MiB
-    assert any("quarter of the free memory" in note for note in report.notes)
+    assert any("host rates over 128 MiB" in note for note in report.notes)
     monkeypatch.setattr(rates, "memory_facts", lambda: MemoryFacts(1 << 34, 100 * MiB, None, None, None))
     with pytest.raises(UserError, match="of memory are free"):
         measure_rates(torch.device("cpu"), 1 * MiB)

@@ -96,7 +96,8 @@ def test_a_random_model_is_made_for_the_run_and_removed(monkeypatch: pytest.Monk
         ({"modes": ("magic",)}, "magic"),
         ({"routing": Path("none.jsonl")}, "none.jsonl"),
         ({"text": Path("none.json")}, "none.json"),
-        ({"model": Path("none")}, "none"),
+        ({"model": Path("none")}, "none: neither a directory here"),
+        ({"model": Path("/none")}, "/none': no such directory"),
     ],
 )
 def test_bad_input_is_refused_by_name_before_anything_is_loaded(options: dict, named: str) -> None:

@@ -103,6 +103,7 @@ def test_an_outline_is_a_model_that_can_be_read(tmp_path: Path) -> None:
 def test_a_trained_model_is_the_users_else_the_one_beside_else_the_embedded_one(tmp_path: Path) -> None:
     package = tmp_path / "checkout" / "src" / "moesaic"
     assert trained_source(Path("/models/mine"), package).label == "mine"
+    assert trained_source(Path("/cache/0123abcd"), package, "org-model").label == "org-model"
     embedded = trained_source(None, package)
     assert embedded.directory == package / "models" / "data" / "tiny"
     assert "--model" in embedded.notes[0]

@@ -5,7 +5,7 @@ import json
 from typer.testing import CliRunner
 
 from moesaic.bench import make_checkpoint
-from moesaic.cli.main import app
+from moesaic.cli.verbs import app
 from moesaic.memory.checkpoint import open_checkpoint
 from moesaic.models import noise
 

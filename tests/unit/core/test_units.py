@@ -15,7 +15,27 @@ def test_sizes_are_read_as_people_write_them(text: str | int, num_bytes: int) ->
     assert parse_bytes(text) == num_bytes
 
 
-@pytest.mark.parametrize("text", ["", "GiB", "six", "6 gigs", "-1G", "1e9", "1,5G", "6GiB8", "inf", -1])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "GiB",
+        "six",
+        "6 gigs",
+        "-1G",
+        "1e9",
+        "1,5G",
+        "6GiB8",
+        "inf",
+        -1,
+        "9" * 400 + "GiB",
+        "9" * 5000,
+        10**30,
+        True,
+        6e9,
+        None,
+    ],
+)
 def test_what_is_no_size_names_the_field(text: str | int) -> None:
     with pytest.raises(UserError, match="device memory"):
         parse_bytes(text, "device memory")

@@ -66,6 +66,15 @@ def test_a_link_that_leaves_the_directory_is_refused(tmp_path, inner):
         open_checkpoint(tmp_path / "a")
 
 
+def test_a_file_in_a_folder_of_the_directory_is_inside_and_one_beside_it_is_not(tmp_path):
+    (tmp_path / "a" / "sub").mkdir(parents=True)
+    (tmp_path / "a" / "sub" / "x.json").write_text("{}")
+    (tmp_path / "x.json").write_text("{}")
+    assert inside(tmp_path / "a", "sub/x.json").read_text() == "{}"
+    with pytest.raises(UserError, match="leaves the directory"):
+        inside(tmp_path / "a", "../x.json")
+
+
 def test_a_link_from_blobs_onward_is_refused(tmp_path):
     snapshot, blobs = tmp_path / "m" / "snapshots" / "rev", tmp_path / "m" / "blobs"
     write_checkpoint(snapshot, MIXTRAL)

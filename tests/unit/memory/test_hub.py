@@ -76,7 +76,20 @@ def test_a_missing_reference_is_refused(cache):
 
 
 @pytest.mark.parametrize(
-    "model", ["./nowhere", "/nowhere/at/all", "a/b/c", "../x", "org/..", "", "org/model extra", "~/no"]
+    "model",
+    [
+        "./nowhere",
+        "/nowhere/at/all",
+        "a/b/c",
+        "../x",
+        "org/..",
+        "",
+        "org/model extra",
+        "~/no",
+        "~no-such-user/y",
+        "x" * 5000,
+        "/" + "x" * 300,
+    ],
 )
 def test_what_is_neither_is_said_to_be_neither(cache, model):
     with pytest.raises(UserError, match="no such directory"):

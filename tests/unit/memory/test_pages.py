@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moesaic.kernels.layout import QUANTIZED, ExpertFormat, Page
 from moesaic.memory.pages import PageLayout
 
 
@@ -33,6 +34,32 @@ def test_pages_tile_the_expert_and_blocks_tile_the_page(hidden, intermediate, it
 def test_published_experts_waste_nothing():
     assert PageLayout.cut(4096, 14336, 2).expert_bytes == 352_321_536
     assert PageLayout.cut(2048, 768, 2).expert_bytes == 9_437_184
+
+
+@given(st.integers(1, 300), st.integers(1, 600), st.sampled_from(list(QUANTIZED)))
+def test_quantized_pages_are_those_of_the_kernels(hidden, intermediate, name):
+    layout = PageLayout.cut(hidden, intermediate, 2, QUANTIZED[name])
+    page = Page(QUANTIZED[name], hidden, layout.page_units)
+    assert layout.page == page
+    assert (layout.page_bytes, layout.up_offset, layout.down_offset) == (
+        page.num_bytes, page.up_offset, page.down_offset,
+    )  # fmt: skip
+    assert layout.page_units == PageLayout.cut(hidden, intermediate, 2).page_units
+    assert layout.page_bytes % 64 == layout.down_offset % 64 == layout.up_offset % 64 == 0
+
+
+def test_quantized_experts_are_as_small_as_promised():
+    bf16 = PageLayout.cut(4096, 14336, 2).expert_bytes
+    shares = {name: PageLayout.cut(4096, 14336, 2, f).expert_bytes / bf16 for name, f in QUANTIZED.items()}
+    assert shares["int4"] == shares["int4-64"] == shares["mxfp4"] == pytest.approx(4.25 / 16)
+    assert shares["int8"] == pytest.approx(0.5, abs=0.006)
+    assert shares["fp8"] == pytest.approx(0.5, abs=0.001)
+
+
+def test_a_layout_of_floats_has_no_parts_and_a_float_format_is_no_quantization():
+    assert PageLayout.cut(64, 64, 2).page is None
+    with pytest.raises(AssertionError):
+        PageLayout.cut(64, 64, 2, ExpertFormat("bf16"))
 
 
 def test_a_cut_that_does_not_divide_is_our_fault():

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from moesaic.models import noise
 from moesaic.models.noise import NoiseShape, bfloat16_bits, draw_cuts, kind_of, noise_blocks, router_rows
 
 SHAPE = NoiseShape(num_layers=4, hidden=48, vocab=100, seed=5, block_elements=10_007)
@@ -19,6 +20,22 @@ def test_rounding_equals_that_of_torch():
     values[:3] = [1 + 2**-8, 1 + 3 * 2**-8, -0.0]
     expected = torch.from_numpy(values).bfloat16().view(torch.int16).numpy().view(np.uint16)
     assert np.array_equal(bfloat16_bits(values), expected)
+
+
+def test_an_interrupt_does_not_wait_for_the_blocks(monkeypatch):
+    began = []
+
+    def block(shape, index, kind, scale, interrupted):
+        began.append(index)
+        if index == 0:
+            raise KeyboardInterrupt
+        assert interrupted.wait(60), "told to stop"
+        return np.empty(0, np.uint16)
+
+    monkeypatch.setattr(noise, "_block", block)
+    with pytest.raises(KeyboardInterrupt):
+        noise.noise_blocks(SHAPE)
+    assert len(began) > 1
 
 
 def test_a_cut_may_start_anywhere_in_a_block(blocks):

@@ -81,7 +81,7 @@ def test_arrows_join_lanes_and_pair_up(tmp_path: Path) -> None:
     assert all(a["ts"] <= b["ts"] and a["tid"] != b["tid"] for a, b in zip(starts, ends, strict=True))
 
 
-def test_file_is_valid_after_an_exception_and_when_empty(tmp_path: Path) -> None:
+def test_file_is_valid_after_an_exception(tmp_path: Path) -> None:
     def fail(path: Path) -> None:
         with TraceWriter(path) as writer:
             writer.append(timeline(1))
@@ -91,10 +91,46 @@ def test_file_is_valid_after_an_exception_and_when_empty(tmp_path: Path) -> None
     with pytest.raises(RuntimeError):
         fail(tmp_path / "t.json")
     assert len(events(tmp_path / "t.json", "X")) == 6
-    write_trace(tmp_path / "empty.json", ())
-    assert json.loads((tmp_path / "empty.json").read_text())["traceEvents"] == []
+    assert [p.name for p in tmp_path.iterdir()] == ["t.json"]
+
+
+def test_a_run_without_a_span_leaves_what_was_there(tmp_path: Path) -> None:
+    write_trace(tmp_path / "new.json", ())
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "old.json").write_text("mine")
+    with TraceWriter(tmp_path / "old.json") as writer:
+        pass
+    assert (tmp_path / "old.json").read_text() == "mine"
+    with TraceWriter(tmp_path / "old.json") as writer:
+        writer.append(timeline(1))
+        assert (tmp_path / "old.json").read_text() == "mine", "replaced at the close"
+    assert len(events(tmp_path / "old.json", "X")) == 3
+    assert [p.name for p in tmp_path.iterdir()] == ["old.json"]
+
+
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "real.json").write_text("")
+    (tmp_path / "link.json").symlink_to("real.json")
+    write_trace(tmp_path / "link.json", timeline(1))
+    assert (tmp_path / "link.json").is_symlink()
+    assert len(events(tmp_path / "real.json", "X")) == 3
+
+
+def test_a_full_disk_is_said_once_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = TraceWriter(tmp_path / "t.json")
+    monkeypatch.setattr(writer, "_file", open("/dev/full", "w"))  # noqa: PTH123, SIM115
+    with pytest.raises(UserError, match=r"t\.json: No space left on device"):
+        writer.append(timeline(400))
+    writer.append(timeline(1))
+    writer.close()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_path_that_cannot_be_written_is_the_users_fault(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="trace file"):
         TraceWriter(tmp_path / "no" / "such" / "t.json")
+    for name in ("x" * 300, "a\0b", "."):
+        with pytest.raises(UserError, match="trace file"):
+            TraceWriter(tmp_path / name)
+    with pytest.raises(UserError, match="/dev/full: No space"):
+        write_trace(Path("/dev/full"), timeline(1))

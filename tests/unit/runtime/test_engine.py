@@ -94,15 +94,18 @@ def test_unseeded_draws_come_from_the_engine_seed_and_the_request_count() -> Non
     assert run(0)[0] != run(0)[1]
 
 
-def test_n_continuations_are_drawn_with_seed_plus_index() -> None:
+def test_every_seed_and_index_draws_its_own() -> None:
     engine = toy_engine()
-    engine.add_request("n", [3, 4], SamplingParams(n=3, temperature=1.5, seed=40, max_tokens=6))
-    outputs = finish(engine)["n"].outputs
-    assert [o.index for o in outputs] == [0, 1, 2]
-    for i, output in enumerate(outputs):
-        engine.add_request("one", [3, 4], SamplingParams(temperature=1.5, seed=40 + i, max_tokens=6))
-        assert finish(engine)["one"].outputs[0].token_ids == output.token_ids
-    assert len({tuple(o.token_ids) for o in outputs}) == 3
+
+    def outputs(n: int, seed: int) -> list[tuple[int, ...]]:
+        engine.add_request("n", [3, 4], SamplingParams(n=n, temperature=1.5, seed=seed, max_tokens=6))
+        found = finish(engine)["n"].outputs
+        assert [o.index for o in found] == list(range(n))
+        return [tuple(o.token_ids) for o in found]
+
+    drawn = {seed: outputs(3, seed) for seed in (-1, 0, 1, 2, -7, 7)}
+    assert len({tokens for several in drawn.values() for tokens in several}) == 18, "no two are alike"
+    assert all(outputs(1, seed) == several[:1] for seed, several in drawn.items())
 
 
 def test_prompt_logprobs_are_right_under_chunks_and_preemption() -> None:

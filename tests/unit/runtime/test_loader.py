@@ -15,6 +15,9 @@ from safetensors import safe_open
 
 from moesaic.core.errors import UserError
 from moesaic.core.routing import ExpertId
+from moesaic.core.units import slab_bytes
+from moesaic.kernels import formats
+from moesaic.kernels.layout import QUANTIZED, Block
 from moesaic.memory.buffers import DevicePool, HostArena
 from moesaic.memory.checkpoint import open_checkpoint
 from moesaic.memory.pages import PageLayout
@@ -24,6 +27,8 @@ from moesaic.specs import read_spec, tensor_specs
 from tests.checkpoints import CONFIGS, MIXTRAL, QWEN3, tensor_table, write_checkpoint, write_shard
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+# tiles, groups and pages are cut short, and layers are few
+ODD = MIXTRAL | {"hidden_size": 300, "intermediate_size": 272, "num_attention_heads": 2, "num_hidden_layers": 1}
 STORED = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 
 
@@ -87,6 +92,47 @@ def test_pages_equal_slices_whatever_the_cut_and_the_read_sizes(
         _check_pages(directory, dtype, PageLayout(hidden, units * num_pages, dtype.itemsize, units))
 
 
+def _quantized_page(checkpoint, specs, layout, expert, page):
+    """Gate, up and down of one page as they are once quantized, each block by itself, and what they were."""
+    names = {t.part: t.name for t in specs if t.expert == expert}
+    units = slice(page * layout.page_units, (page + 1) * layout.page_units)
+    gate, up, down = (_tensor(checkpoint, names[part]).float() for part in ("gate", "up", "down"))
+    exact = gate[units], up[units], down[:, units]
+    parts = (formats.quantize(block, layout.quantized) for block in exact)
+    return [formats.dequantize(p, Block(layout.quantized, *x.shape)) for p, x in zip(parts, exact, strict=True)], exact
+
+
+@pytest.mark.parametrize("name", [name for name in QUANTIZED if name != "int4"])
+@pytest.mark.parametrize(
+    ("config", "stored", "block_bytes"),
+    [(MIXTRAL, "BF16", 1 << 20), (QWEN3, "F32", 5000), (ODD, "F16", 1 << 18)],
+    ids=["mixtral", "qwen3", "odd"],
+)
+def test_quantized_pages_are_the_quantized_slices_and_the_error_is_theirs(tmp_path, config, stored, block_bytes, name):
+    checkpoint = open_checkpoint(write_checkpoint(tmp_path, config, 2, stored))
+    spec = read_spec(checkpoint.config)
+    specs = tensor_specs(spec)
+    layout = PageLayout.cut(spec.hidden, spec.moe(spec.moe_layers[0]).intermediate, 4, QUANTIZED[name])
+    arena = HostArena(spec.num_experts * layout.num_pages, layout.page_bytes)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pieces, "BLOCK_BYTES", block_bytes)
+        patch.setattr(pieces, "PIECE_BYTES", 3 * block_bytes)
+        errors = load_experts(checkpoint, specs, layout, torch.float32, arena)
+    sums = {layer: [0.0, 0.0] for layer in spec.moe_layers}
+    for number, expert in enumerate(spec.experts()):
+        slots_NB = arena.slab_SB[number * layout.num_pages : (number + 1) * layout.num_pages]
+        for page, blocks in enumerate(zip(*formats.unpack(slots_NB, layout.page), strict=True)):
+            expected, exact = _quantized_page(checkpoint, specs, layout, expert, page)
+            assert all(torch.equal(a, b) for a, b in zip(blocks, expected, strict=True)), (expert, page)
+            sums[expert.layer][0] += sum(
+                float((a - b).double().square().sum()) for a, b in zip(expected, exact, strict=True)
+            )
+            sums[expert.layer][1] += sum(float(b.double().square().sum()) for b in exact)
+    arena.close()
+    assert errors == {layer: pytest.approx((e / n) ** 0.5, rel=1e-4) for layer, (e, n) in sums.items()}
+    assert all(0 < error < 0.15 for error in errors.values())
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("stored", STORED)
 def test_everything_else_arrives_by_part_and_is_counted(tmp_path, stored, dtype):
@@ -98,7 +144,7 @@ def test_everything_else_arrives_by_part_and_is_counted(tmp_path, stored, dtype)
     assert set(weights) == set(dense)
     for part, weight in weights.items():
         assert torch.equal(weight, _tensor(checkpoint, dense[part].name).to(dtype)), part
-    assert pool.held == {"weights": sum(w.numel() * w.itemsize for w in weights.values())}
+    assert pool.held == {"weights": sum(slab_bytes(w.numel() * w.itemsize) for w in weights.values())}
 
 
 def test_a_pool_too_small_for_the_weights_is_refused(tmp_path):
@@ -194,6 +240,7 @@ def test_a_head_beside_tied_embeddings_must_equal_them(tmp_path, same):
 PEAK = """
     import json, sys, torch
     from pathlib import Path
+    from moesaic.kernels.layout import QUANTIZED
     from moesaic.memory.buffers import DevicePool, HostArena
     from moesaic.memory.checkpoint import open_checkpoint
     from moesaic.memory.pages import PageLayout
@@ -208,7 +255,8 @@ PEAK = """
     spec = read_spec(checkpoint.config)
     specs = tensor_specs(spec)
     before = peak()
-    layout = PageLayout.cut(spec.hidden, spec.moe(0).intermediate, dtype.itemsize)
+    quantized = QUANTIZED.get(sys.argv[3])
+    layout = PageLayout.cut(spec.hidden, spec.moe(0).intermediate, dtype.itemsize, quantized)
     arena = HostArena(spec.num_experts * layout.num_pages, layout.page_bytes)
     load_experts(checkpoint, specs, layout, dtype, arena)
     pool = DevicePool(torch.device("cpu"), 1 << 40)
@@ -218,19 +266,22 @@ PEAK = """
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float16"])
-def test_loading_takes_the_weights_and_bounded_scratch(tmp_path, dtype):
+@pytest.mark.parametrize(
+    ("dtype", "form"),
+    [("bfloat16", "auto"), ("float32", "auto"), ("float16", "auto"), ("bfloat16", "int4"), ("bfloat16", "fp8")],
+)
+def test_loading_takes_the_weights_and_bounded_scratch(tmp_path, dtype, form):
     """Peak memory of a process that loads 300 MB: weights and less than 256 MiB, whatever it converts."""
     from moesaic.bench.make_checkpoint import make_checkpoint
     from moesaic.bench.presets import geometry_of
 
     make_checkpoint(tmp_path / "m", geometry_of("mixtral-tiny", num_layers=48))
     out = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(PEAK), str(tmp_path / "m"), dtype],
+        [sys.executable, "-c", textwrap.dedent(PEAK), str(tmp_path / "m"), dtype, form],
         capture_output=True,
         text=True,
         check=True,
     ).stdout
     measured = json.loads(out)
-    assert measured["weights"] > 300e6
+    assert measured["weights"] > (300e6 if form == "auto" else 100e6)
     assert measured["peak"] < measured["weights"] + (256 << 20)

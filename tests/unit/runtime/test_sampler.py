@@ -188,6 +188,15 @@ def test_bad_logits_spoil_their_own_row_only(bad: float) -> None:
     assert (spoiled[0], spoiled[2]) == (clean[0], clean[2])
 
 
+def test_a_row_that_penalties_push_past_the_numbers_is_refused_alone() -> None:
+    logits = random_logits(2)
+    logits[1, 3] = 1e34
+    asked = SamplingParams(temperature=1.0, repetition_penalty=1e-6)
+    kept, refused = sample(logits, [row(asked), row(asked, prompt=(3,))], STAGING)
+    assert kept.token_id is not None
+    assert refused == Sampled(None)
+
+
 def test_tokens_that_the_model_rules_out_are_never_drawn() -> None:
     logits = torch.full((1, VOCAB), -math.inf)
     logits[0, [10, 20]] = 0.0

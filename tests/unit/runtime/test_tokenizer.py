@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+from collections.abc import Callable
 from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
@@ -15,6 +17,7 @@ from moesaic.core.sampling import GenerationDefaults, SamplingParams
 from moesaic.runtime.tokenizer import load_tokenizer, read_generation_defaults
 
 TINY = Path(str(files("moesaic") / "models/data/tiny"))
+Damage = Callable[[Path], None]
 NAMES = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 
 
@@ -107,11 +110,67 @@ def test_without_generation_config_the_model_config_names_the_end(tmp_path: Path
     assert read_generation_defaults(tmp_path, {}).eos_token_ids == ()
 
 
-@pytest.mark.parametrize("values", [{"temperature": "hot"}, {"top_k": True}, {"eos_token_id": ["</s>"]}])
-def test_wrong_generation_values_name_the_field(tmp_path: Path, values: dict[str, object]) -> None:
-    write(tmp_path / "generation_config.json", **values)
-    with pytest.raises(UserError, match=f"generation_config.json: {next(iter(values))}"):
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", '"hot"'), ("temperature", "-1"), ("temperature", "1e9"), ("temperature", "9" * 400),
+        ("top_k", "true"), ("top_k", "2.5"), ("top_k", "1e400"), ("top_k", "-5"), ("top_p", "2"), ("top_p", "0"),
+        ("min_p", "5"), ("repetition_penalty", "0"), ("repetition_penalty", "-1.5"), ("do_sample", '"yes"'),
+        ("eos_token_id", '["</s>"]'), ("eos_token_id", "[0, -1]"), ("eos_token_id", "true"),
+    ],
+)  # fmt: skip
+def test_wrong_generation_values_name_the_field_in_a_short_line(tmp_path: Path, name: str, value: str) -> None:
+    (tmp_path / "generation_config.json").write_text(f'{{"{name}": {value}}}')
+    with pytest.raises(UserError, match=f"generation_config.json: {name}") as caught:
         read_generation_defaults(tmp_path, {})
+    assert len(str(caught.value)) < 400
+
+
+def test_the_end_tokens_of_config_json_are_blamed_on_it(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"/config\.json: eos_token_id is -1"):
+        read_generation_defaults(tmp_path, {"eos_token_id": -1})
+
+
+def fifo(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+
+
+def link_away(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    path.symlink_to("/dev/zero")
+
+
+@pytest.mark.parametrize("damage", [fifo, link_away])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tokenizer.json", "tokenizer_config.json", "vocab.json", "tokenizer.model", "chat_template.jinja",
+        "additional_chat_templates/tool.jinja",
+    ],
+)  # fmt: skip
+def test_only_regular_files_of_the_checkpoint_are_opened(directory: Path, name: str, damage: Damage) -> None:
+    (directory / name).parent.mkdir(exist_ok=True)
+    damage(directory / name)
+    with pytest.raises(UserError, match=f"{name}: is (not a regular file|a link)"):
+        load_tokenizer(directory)
+    damage(directory / "generation_config.json")
+    with pytest.raises(UserError, match=r"generation_config\.json: is"):
+        read_generation_defaults(directory, {})
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value"),
+    [
+        ("config.json", "eos_token_id", "a"), ("config.json", "pad_token_id", "x"), ("config.json", "id2label", 5),
+        ("tokenizer_config.json", "eos_token", 5), ("tokenizer_config.json", "tokenizer_class", 5),
+        ("tokenizer_config.json", "model_max_length", "x"), ("tokenizer.json", "model", 3),
+    ],
+)  # fmt: skip
+def test_a_fault_is_blamed_on_the_file_it_is_in(directory: Path, name: str, field: str, value: object) -> None:
+    write(directory / name, **(json.loads((directory / name).read_text()) | {field: value}))
+    with pytest.raises(UserError, match=f"{directory}/{name}: cannot be read"):
+        load_tokenizer(directory)
 
 
 # -- how defaults fill the gaps ------------------------------------------------------------------------------------

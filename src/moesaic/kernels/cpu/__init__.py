@@ -37,7 +37,14 @@ def load() -> Extension:
         return Extension(None, False, "not built: no C++ compiler, CMake or torch headers at installation", found)
     try:
         torch.ops.load_library(str(path))
-        torch.ops.moesaic.rms_norm, torch.ops.moesaic.stream_read  # noqa: B018  an older library may lack one
+        for op in (
+            "rms_norm",
+            "stream_read",
+            "grouped_experts",
+            "paged_attention",
+            "latent_attention",
+        ):  # an older library may lack one
+            getattr(torch.ops.moesaic, op)
     except (OSError, RuntimeError, AttributeError) as error:
         return Extension(path, False, f"{path.name} does not load: {str(error).splitlines()[0]}", found)
     return Extension(path, True, "", found)

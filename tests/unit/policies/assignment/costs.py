@@ -12,6 +12,7 @@ class Rates:
     host_bytes_s: float = 1.0
     host_flops_s: float = 1.0
     link_bytes_s: float = 1.0
+    device_bytes_s: float = float("inf")
     asked: list[Op] = field(default_factory=list)
 
     def seconds(self, op: Op, together: Sequence[Op] = ()) -> float:
@@ -21,4 +22,4 @@ class Rates:
         assert isinstance(op.work, Compute)
         if op.lane.place == HOST:
             return max(op.work.num_bytes / self.host_bytes_s, op.work.num_flops / self.host_flops_s)
-        return 0.0
+        return op.work.num_bytes / self.device_bytes_s

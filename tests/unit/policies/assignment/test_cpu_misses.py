@@ -47,3 +47,10 @@ def test_the_cost_model_is_asked_about_the_work_that_would_run() -> None:
     assert [str(op.lane) for op in cost.asked] == ["host0.compute", "dev0.load", "dev0.compute"]
     assert [op.work.num_bytes for op in cost.asked] == [100.0, 100.0, 100.0]  # type: ignore[union-attr]
     assert cost.asked[0].work == cost.asked[2].work
+
+
+def test_the_copied_way_costs_its_compute_on_the_device_as_well():
+    # host 20 * 10 / 4 = 50 s; copy 100 / 4 = 25 s, then 100 / 3 = 33 s on a slow device: together more than the host
+    cost = Rates(host_bytes_s=4.0, host_flops_s=4.0, link_bytes_s=4.0, device_bytes_s=3.0)
+    answer = POLICY.assign({(DEVICE, A): 20}, {A: ABSENT}, cost)
+    assert [share.place for share in answer.shares] == [HOST]
