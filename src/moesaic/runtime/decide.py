@@ -142,7 +142,7 @@ def _cut_short(options: EngineOptions, budget: DeviceBudget, host_bytes: int) ->
         return ()
     asked = min(host_bytes, share_bytes(options.expert_memory, host_bytes, "--expert-memory"))
     held = budget.expert_slots * budget.expert_bytes
-    if held + budget.expert_bytes > asked and held:
+    if asked == 0 or (held and asked - held < budget.expert_bytes):
         return ()
     return (f"expert memory: {format_bytes(asked)} asked for, {format_bytes(held)} fit: whole experts, in the budget",)
 
