@@ -35,10 +35,10 @@ if [ "$what" != bench ]; then
     tests kernels-cpu.log -n 8 -m "not gpu and not long" tests/kernels
 fi
 if [ "$what" != test ]; then
-    timeout 120 "$python" -m moesaic bench kernels-cpu --record "$out/kernels-cpu.jsonl" || failed=1
     for name in decode/mixtral-8l decode/qwen3-12l; do
         timeout 200 "$python" -m moesaic bench "$name" --mode fetch_misses --mode cpu_misses --runs "${RUNS:-1}" \
             --record "$out/decode.jsonl" || failed=1
     done
+    timeout 200 "$python" -m moesaic bench kernels-cpu --record "$out/kernels-cpu.jsonl" || failed=1
 fi
 exit $failed

@@ -1,8 +1,8 @@
 // Grouped experts with AMX: weights are the A operand, read in place; activations the B operand, packed. Few rows as
 // with AVX-512. Includes no library header (see CMakeLists.txt).
 //
-// A strip is 16 or 32 rows of weights times 16 or 32 rows of x: its sums stay in tiles 0 to 3 while the input axis goes by,
-// 32 elements a step, through all matrices of a product (pages of down).
+// A strip is 16 or 32 rows of weights times 16 or 32 rows of x: its sums stay in tiles 0 to 3 while the input axis goes
+// by, 32 elements a step, through all matrices of a product (pages of down).
 #include <immintrin.h>
 
 #include "experts.h"
@@ -13,7 +13,7 @@
 namespace moesaic {
 namespace {
 
-constexpr int64_t kStepK = 32;     // elements of a tile's row
+constexpr int64_t kStepK = 32;  // elements of a tile's row
 constexpr int64_t kTileRows = 16;
 constexpr int64_t kAheadSteps = 8;  // that weights are prefetched before they are used
 
@@ -207,9 +207,9 @@ struct TileProducts : Bf16Pairs {
 
 }  // namespace
 
-const ExpertKernelPair* expert_kernels_amx(WeightFormat format) {
-  static const ExpertKernelPair pair{FewRows<Avx512, Bf16<Avx512>>::kernels(), ManyRows<TileProducts>::kernels()};
-  return format == WeightFormat::bf16 ? &pair : nullptr;
+const ExpertKernelPair* expert_kernels_amx(WeightFormat format, WeightFormat x_format) {
+  static const ExpertKernelPair pair{Bf16Rows<Avx512>::kernels(), ManyRows<TileProducts>::kernels()};
+  return format == WeightFormat::bf16 && x_format == WeightFormat::bf16 ? &pair : nullptr;
 }
 
 }  // namespace moesaic

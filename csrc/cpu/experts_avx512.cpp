@@ -6,10 +6,10 @@
 
 namespace moesaic {
 
-const ExpertKernelPair* expert_kernels_avx512(WeightFormat format) {
+const ExpertKernelPair* expert_kernels_avx512(WeightFormat format, WeightFormat x_format) {
   switch (format) {
     case WeightFormat::bf16:
-      return kernel_pair<Avx512, Bf16>();
+      return x_format == WeightFormat::bf16 ? bf16_kernel_pair<Avx512>() : kernel_pair<Avx512, Bf16>();
     case WeightFormat::fp16:
       return kernel_pair<Avx512, Fp16>();
     default:

@@ -7,9 +7,9 @@
 
 namespace moesaic {
 
-const ExpertKernelPair* expert_kernels_avx512_bf16(WeightFormat format) {
-  static const ExpertKernelPair pair{FewRows<Avx512, Bf16<Avx512>>::kernels(), ManyRows<Panel<Bf16Pairs>>::kernels()};
-  return format == WeightFormat::bf16 ? &pair : nullptr;
+const ExpertKernelPair* expert_kernels_avx512_bf16(WeightFormat format, WeightFormat x_format) {
+  static const ExpertKernelPair pair{Bf16Rows<Avx512>::kernels(), ManyRows<Panel<Bf16Pairs>>::kernels()};
+  return format == WeightFormat::bf16 && x_format == WeightFormat::bf16 ? &pair : nullptr;
 }
 
 }  // namespace moesaic

@@ -14,9 +14,39 @@ namespace {
 
 constexpr int64_t kLine = 64;
 
+// How the rows of x lie for gate and up: as floats, in the order of the format's loads.
 template <class V, class F>
+struct FloatInput {
+  using Element = float;
+  static constexpr int kVectors = F::kVectors;
+  static void load(const Element* x, typename V::F (&out)[kVectors]) {
+    for (int v = 0; v < kVectors; ++v) {
+      out[v] = V::load(x + v * V::kWidth);
+    }
+  }
+  static void put(Element* row, const Activations& x, int64_t from, int64_t k) {
+    row[F::place(k)] = element(x, from + k);
+  }
+  static void put_zero(Element* row, int64_t k) { row[F::place(k)] = 0.0f; }
+};
+
+// As the bf16 they are, against weights of bf16: half the room in the first-level cache, which four rows fill.
+template <class V, class F>
+struct Bf16Input {
+  using Element = uint16_t;
+  static constexpr int kVectors = F::kVectors;
+  static void load(const Element* x, typename V::F (&out)[kVectors]) { V::load_bf16_pairs(x, out[0], out[1]); }
+  static void put(Element* row, const Activations& x, int64_t from, int64_t k) {
+    row[k] = static_cast<const uint16_t*>(x.data)[from + k];
+  }
+  static void put_zero(Element* row, int64_t k) { row[k] = 0; }
+};
+
+// X: one of the above, for gate and up; act(gate) * up is always floats.
+template <class V, class F, class X = FloatInput<V, F>>
 struct FewRows {
   using Vec = typename V::F;
+  using Floats = FloatInput<V, F>;
   static constexpr int64_t kMaxRows = 8;
   static constexpr int64_t kMaxUnits = 64;
 
@@ -27,7 +57,7 @@ struct FewRows {
 
   static int64_t padded(int64_t k) { return round_up(k, F::kStep); }
   static size_t x_bytes(const PageShape& shape, int64_t rows) {
-    return static_cast<size_t>(rows * padded(shape.hidden)) * sizeof(float);
+    return static_cast<size_t>(rows * padded(shape.hidden)) * sizeof(typename X::Element);
   }
   static size_t h_bytes(const PageShape& shape, int64_t rows, int64_t num_pages) {
     return static_cast<size_t>(rows * num_pages * padded(shape.page_units)) * sizeof(float);
@@ -38,26 +68,34 @@ struct FewRows {
 
   static void pack(const PageShape& shape, const RowBlock& block, const Activations& x, int64_t row, int64_t begin,
                    int64_t end) {
-    float* to = reinterpret_cast<float*>(block.x) + row * padded(shape.hidden);
+    auto* to = reinterpret_cast<typename X::Element*>(block.x) + row * padded(shape.hidden);
     const int64_t from = block.token[row] * shape.hidden;
     for (int64_t k = begin; k < end; ++k) {
-      to[F::place(k)] = element(x, from + k);
+      X::put(to, x, from, k);
     }
     if (end == shape.hidden) {
-      zero_padding(to, shape.hidden);
+      zero_padding<X>(to, end);
     }
   }
 
   static void gate_up(const PageShape& shape, const RowBlock& block, int64_t page, int64_t begin, int64_t end, char*) {
     switch (block.num_rows) {
-      case 1: return gate_up_rows<1>(shape, block, page, begin, end);
-      case 2: return gate_up_rows<2>(shape, block, page, begin, end);
-      case 3: return gate_up_rows<3>(shape, block, page, begin, end);
-      case 4: return gate_up_rows<4>(shape, block, page, begin, end);
-      case 5: return gate_up_rows<5>(shape, block, page, begin, end);
-      case 6: return gate_up_rows<6>(shape, block, page, begin, end);
-      case 7: return gate_up_rows<7>(shape, block, page, begin, end);
-      default: return gate_up_rows<8>(shape, block, page, begin, end);
+      case 1:
+        return gate_up_rows<1>(shape, block, page, begin, end);
+      case 2:
+        return gate_up_rows<2>(shape, block, page, begin, end);
+      case 3:
+        return gate_up_rows<3>(shape, block, page, begin, end);
+      case 4:
+        return gate_up_rows<4>(shape, block, page, begin, end);
+      case 5:
+        return gate_up_rows<5>(shape, block, page, begin, end);
+      case 6:
+        return gate_up_rows<6>(shape, block, page, begin, end);
+      case 7:
+        return gate_up_rows<7>(shape, block, page, begin, end);
+      default:
+        return gate_up_rows<8>(shape, block, page, begin, end);
     }
   }
 
@@ -66,14 +104,30 @@ struct FewRows {
     float* lanes = reinterpret_cast<float*>(scratch);
     float* sums = lanes + kLaneBytes / sizeof(float);  // [rows, end - begin]
     switch (block.num_rows) {
-      case 1: down_rows<1>(shape, block, begin, end, next, sums, lanes); break;
-      case 2: down_rows<2>(shape, block, begin, end, next, sums, lanes); break;
-      case 3: down_rows<3>(shape, block, begin, end, next, sums, lanes); break;
-      case 4: down_rows<4>(shape, block, begin, end, next, sums, lanes); break;
-      case 5: down_rows<5>(shape, block, begin, end, next, sums, lanes); break;
-      case 6: down_rows<6>(shape, block, begin, end, next, sums, lanes); break;
-      case 7: down_rows<7>(shape, block, begin, end, next, sums, lanes); break;
-      default: down_rows<8>(shape, block, begin, end, next, sums, lanes); break;
+      case 1:
+        down_rows<1>(shape, block, begin, end, next, sums, lanes);
+        break;
+      case 2:
+        down_rows<2>(shape, block, begin, end, next, sums, lanes);
+        break;
+      case 3:
+        down_rows<3>(shape, block, begin, end, next, sums, lanes);
+        break;
+      case 4:
+        down_rows<4>(shape, block, begin, end, next, sums, lanes);
+        break;
+      case 5:
+        down_rows<5>(shape, block, begin, end, next, sums, lanes);
+        break;
+      case 6:
+        down_rows<6>(shape, block, begin, end, next, sums, lanes);
+        break;
+      case 7:
+        down_rows<7>(shape, block, begin, end, next, sums, lanes);
+        break;
+      default:
+        down_rows<8>(shape, block, begin, end, next, sums, lanes);
+        break;
     }
     const int64_t count = end - begin;
     for (int64_t r = 0; r < block.num_rows; ++r) {
@@ -92,40 +146,48 @@ struct FewRows {
   static constexpr int64_t kMaxOutputs = 512;
   static constexpr int64_t kLaneBytes = 16384;
 
-  static void zero_padding(float* packed, int64_t count) {
+  template <class In>
+  static void zero_padding(typename In::Element* row, int64_t count) {
     for (int64_t k = count; k < padded(count); ++k) {
-      packed[F::place(k)] = 0.0f;
+      In::put_zero(row, k);
     }
   }
 
   // A step's vectors of weights times R rows of x.
-  template <int R>
-  static inline __attribute__((always_inline)) void add(const Vec (&w)[F::kVectors], const float* x, int64_t stride,
-                                                        Vec (&acc)[R]) {
-    for (int v = 0; v < F::kVectors; ++v) {
-      for (int r = 0; r < R; ++r) {
-        acc[r] = V::fma(w[v], V::load(x + r * stride + v * V::kWidth), acc[r]);
+  template <class In, int R>
+  static inline __attribute__((always_inline)) void add(const Vec (&w)[F::kVectors], const typename In::Element* x,
+                                                        int64_t stride, Vec (&acc)[R]) {
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      Vec in[F::kVectors];
+      In::load(x + r * stride, in);
+      for (int v = 0; v < F::kVectors; ++v) {
+        acc[r] = V::fma(w[v], in[v], acc[r]);
       }
     }
   }
 
-  template <int R>
-  static inline __attribute__((always_inline)) void add_scaled(const Vec (&w)[F::kVectors], Vec scale, const float* x,
-                                                               int64_t stride, Vec (&acc)[R]) {
-#pragma GCC unroll 4
+  template <class In, int R>
+  static inline __attribute__((always_inline)) void add_scaled(const Vec (&w)[F::kVectors], Vec scale,
+                                                               const typename In::Element* x, int64_t stride,
+                                                               Vec (&acc)[R]) {
+#pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
-      Vec sum = V::mul(w[0], V::load(x + r * stride));
+      Vec in[F::kVectors];
+      In::load(x + r * stride, in);
+      Vec sum = V::mul(w[0], in[0]);
       for (int v = 1; v < F::kVectors; ++v) {
-        sum = V::fma(w[v], V::load(x + r * stride + v * V::kWidth), sum);
+        sum = V::fma(w[v], in[v], sum);
       }
       acc[r] = V::fma(sum, scale, acc[r]);
     }
   }
 
-  // Adds the products of U rows of weights with R rows of x, `count` elements long, lane by lane; rows of x are `stride`
-  // apart and padded.
-  template <int U, int R, bool kPrefetch>
-  static inline __attribute__((always_inline)) void accumulate(const typename F::Row (&rows)[U], const float* x,
+  // Adds the products of U rows of weights with R rows of x, `count` elements long, lane by lane; rows of x are
+  // `stride` apart and padded. Row u of weights meets x + u * step.
+  template <class In, int U, int R, bool kPrefetch>
+  static inline __attribute__((always_inline)) void accumulate(const typename F::Row (&rows)[U],
+                                                               const typename In::Element* x, int64_t step,
                                                                int64_t stride, int64_t count, Vec (&acc)[U][R]) {
     int64_t k = 0;
     for (; k + F::kStep <= count; k += F::kStep) {
@@ -137,9 +199,9 @@ struct FewRows {
         Vec w[F::kVectors];
         F::load(rows[u], k, w);
         if constexpr (F::kScale == Scale::step) {
-          add_scaled<R>(w, F::scale(rows[u], k), x + k, stride, acc[u]);
+          add_scaled<In, R>(w, F::scale(rows[u], k), x + u * step + k, stride, acc[u]);
         } else {
-          add<R>(w, x + k, stride, acc[u]);
+          add<In, R>(w, x + u * step + k, stride, acc[u]);
         }
       }
     }
@@ -148,16 +210,16 @@ struct FewRows {
         Vec w[F::kVectors];
         F::load_part(rows[u], k, count - k, w);
         if constexpr (F::kScale == Scale::step) {
-          add_scaled<R>(w, F::scale_part(rows[u], k, count - k), x + k, stride, acc[u]);
+          add_scaled<In, R>(w, F::scale_part(rows[u], k, count - k), x + u * step + k, stride, acc[u]);
         } else {
-          add<R>(w, x + k, stride, acc[u]);
+          add<In, R>(w, x + u * step + k, stride, acc[u]);
         }
       }
     }
   }
 
   template <int U, int R>
-  static inline __attribute__((always_inline)) void dots(const typename F::Row (&rows)[U], const float* x,
+  static inline __attribute__((always_inline)) void dots(const typename F::Row (&rows)[U], const typename X::Element* x,
                                                          int64_t stride, int64_t count, float (&sums)[U][R]) {
     Vec acc[U][R];
     for (int u = 0; u < U; ++u) {
@@ -165,7 +227,7 @@ struct FewRows {
         acc[u][r] = V::set1(0.0f);
       }
     }
-    accumulate<U, R, true>(rows, x, stride, count, acc);
+    accumulate<X, U, R, true>(rows, x, 0, stride, count, acc);
     for (int u = 0; u < U; ++u) {
       for (int r = 0; r < R; ++r) {
         sums[u][r] = V::sum(acc[u][r]);
@@ -181,7 +243,7 @@ struct FewRows {
     alignas(64) float gate[R][kMaxUnits] = {}, up[R][kMaxUnits] = {};
     const auto gates = F::matrix(shape, block.pages[page], BlockKind::gate);
     const auto ups = F::matrix(shape, block.pages[page], BlockKind::up);
-    const float* x = reinterpret_cast<const float*>(block.x);
+    const auto* x = reinterpret_cast<const typename X::Element*>(block.x);
     const int64_t hidden = shape.hidden, stride = padded(hidden), count = end - begin;
     int64_t i = 0;
     if constexpr (streams(R) == 4) {
@@ -189,8 +251,8 @@ struct FewRows {
       for (; i < half; ++i) {
         float sums[4][R];
         dots<4, R>({F::row(gates, begin + i), F::row(gates, begin + half + i), F::row(ups, begin + i),
-                          F::row(ups, begin + half + i)},
-                         x, stride, hidden, sums);
+                    F::row(ups, begin + half + i)},
+                   x, stride, hidden, sums);
         for (int r = 0; r < R; ++r) {
           gate[r][i] = sums[0][r], gate[r][half + i] = sums[1][r];
           up[r][i] = sums[2][r], up[r][half + i] = sums[3][r];
@@ -223,7 +285,7 @@ struct FewRows {
         h[F::place(begin + i)] = gate[r][i];
       }
       if (end == shape.page_units) {
-        zero_padding(h, shape.page_units);
+        zero_padding<Floats>(h, shape.page_units);
       }
     }
   }
@@ -240,10 +302,17 @@ struct FewRows {
       for (int64_t i = 0; i < (stop - first) * R; ++i) {
         V::store(lanes + i * V::kWidth, V::set1(0.0f));
       }
-      for (int64_t page = 0; page < block.num_pages; ++page) {
-        const bool last = page + 1 == block.num_pages;
-        const uint8_t* following = !last ? block.pages[page + 1] : (stop < end ? block.pages[0] : next);
-        add_page<R>(shape, block, page, first, stop, following, last ? (stop < end ? stop : begin) : first, lanes);
+      // Pages side by side are so many streams, and share the sums' way from and to the cache.
+      int64_t page = 0;
+      const Run run{first, stop, stop < end ? stop : begin, stop < end ? block.pages[0] : next};
+      for (; streams(R) == 4 && page + 4 <= block.num_pages; page += 4) {
+        add_pages<4, R>(shape, block, page, run, lanes);
+      }
+      for (; streams(R) >= 2 && page + 2 <= block.num_pages; page += 2) {
+        add_pages<2, R>(shape, block, page, run, lanes);
+      }
+      for (; page < block.num_pages; ++page) {
+        add_pages<1, R>(shape, block, page, run, lanes);
       }
       for (int64_t i = 0; i < stop - first; ++i) {
         for (int r = 0; r < R; ++r) {
@@ -253,61 +322,73 @@ struct FewRows {
     }
   }
 
-  // Adds a page's part of outputs [first, stop) to their lanes; reading goes on at row `jump_row` of `following`.
-  template <int R>
-  static void add_page(const PageShape& shape, const RowBlock& block, int64_t page, int64_t first, int64_t stop,
-                       const uint8_t* following, int64_t jump_row, float* lanes) {
-    constexpr int U = streams(R);
-    const int64_t page_stride = padded(shape.page_units);
-    const auto downs = F::matrix(shape, block.pages[page], BlockKind::down);
+  // Outputs [first, stop), and where reading goes on after their last page: row `jump_row` of `following` (or null).
+  struct Run {
+    int64_t first, stop, jump_row;
+    const uint8_t* following;
+  };
+
+  // Adds the parts of U pages, beginning with `page`, to the run's lanes.
+  template <int U, int R>
+  static void add_pages(const PageShape& shape, const RowBlock& block, int64_t page, const Run& run, float* lanes) {
+    const int64_t page_stride = padded(shape.page_units), stride = block.num_pages * page_stride;
     const float* h = reinterpret_cast<const float*>(block.h) + page * page_stride;
-    const char* jump = following == nullptr
-                           ? nullptr
-                           : static_cast<const char*>(
-                                 F::address(F::row(F::matrix(shape, following, BlockKind::down), jump_row), 0));
-    const int64_t group_bytes = U * F::row_bytes(downs);
-    const char* here = static_cast<const char*>(F::address(F::row(downs, first), 0));
-    const int64_t run_bytes = (stop - first) * F::row_bytes(downs);
-    int64_t ahead = V::kAheadBytes, i = first;
-    for (; i + U <= stop; i += U) {
-      for (const int64_t until = ahead + group_bytes; ahead < until; ahead += kLine) {
-        if (ahead < run_bytes) {
-          __builtin_prefetch(here + ahead);
-        } else if (jump != nullptr) {
-          __builtin_prefetch(jump + (ahead - run_bytes));
+    typename F::Matrix downs[U];
+    const char* here[U];
+    const char* jump[U];
+    for (int u = 0; u < U; ++u) {
+      downs[u] = F::matrix(shape, block.pages[page + u], BlockKind::down);
+      here[u] = static_cast<const char*>(F::address(F::row(downs[u], run.first), 0));
+      const bool last = page + U + u >= block.num_pages;
+      const uint8_t* following =
+          !last ? block.pages[page + U + u] : (page + U + u == block.num_pages ? run.following : nullptr);
+      jump[u] = nullptr;
+      if (following != nullptr) {
+        const auto then = F::matrix(shape, following, BlockKind::down);
+        jump[u] = static_cast<const char*>(F::address(F::row(then, last ? run.jump_row : run.first), 0));
+      }
+    }
+    const int64_t row_bytes = F::row_bytes(downs[0]), run_bytes = (run.stop - run.first) * row_bytes;
+    int64_t ahead = V::kAheadBytes;
+    for (int64_t i = run.first; i < run.stop; ++i) {
+      for (const int64_t until = ahead + row_bytes; ahead < until; ahead += kLine) {
+        for (int u = 0; u < U; ++u) {
+          if (ahead < run_bytes) {
+            __builtin_prefetch(here[u] + ahead);
+          } else if (jump[u] != nullptr) {
+            __builtin_prefetch(jump[u] + (ahead - run_bytes));
+          }
         }
       }
       typename F::Row rows[U];
       for (int u = 0; u < U; ++u) {
-        rows[u] = F::row(downs, i + u);
+        rows[u] = F::row(downs[u], i);
       }
-      add_rows<U, R>(rows, h, block.num_pages * page_stride, shape.page_units, lanes + (i - first) * R * V::kWidth);
-    }
-    for (; i < stop; ++i) {
-      add_rows<1, R>({F::row(downs, i)}, h, block.num_pages * page_stride, shape.page_units,
-                     lanes + (i - first) * R * V::kWidth);
+      add_rows<U, R>(rows, h, page_stride, stride, shape.page_units, lanes + (i - run.first) * R * V::kWidth);
     }
   }
 
   template <int U, int R>
   static inline __attribute__((always_inline)) void add_rows(const typename F::Row (&rows)[U], const float* h,
-                                                             int64_t stride, int64_t count, float* lanes) {
+                                                             int64_t step, int64_t stride, int64_t count,
+                                                             float* lanes) {
     Vec acc[U][R];
     for (int u = 0; u < U; ++u) {
       for (int r = 0; r < R; ++r) {
-        acc[u][r] = F::kScale == Scale::row ? V::set1(0.0f) : V::load(lanes + (u * R + r) * V::kWidth);
+        acc[u][r] = V::set1(0.0f);
       }
     }
-    accumulate<U, R, false>(rows, h, stride, count, acc);
-    for (int u = 0; u < U; ++u) {
-      for (int r = 0; r < R; ++r) {
-        float* to = lanes + (u * R + r) * V::kWidth;
+    accumulate<Floats, U, R, false>(rows, h, step, stride, count, acc);
+    for (int r = 0; r < R; ++r) {
+      Vec sum = V::load(lanes + r * V::kWidth);
+      for (int u = 0; u < U; ++u) {
         if constexpr (F::kScale == Scale::row) {
-          V::store(to, V::fma(acc[u][r], V::set1(F::row_scale(rows[u])), V::load(to)));
+          sum = V::fma(acc[u][r], V::set1(F::row_scale(rows[u])), sum);
         } else {
-          V::store(to, acc[u][r]);
+          sum = V::add(sum, acc[u][r]);
         }
       }
+      V::store(lanes + r * V::kWidth, sum);
     }
   }
 };

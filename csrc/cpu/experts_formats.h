@@ -62,7 +62,8 @@ struct Fp32 : PlainFormat<float> {
   static int64_t place(int64_t k) { return k; }
 };
 
-// Two elements are one 32-bit word: the odd ones are floats already but for the lower half, the even ones one shift away.
+// Two elements are one 32-bit word: the odd ones are floats already but for the lower half, the even ones one shift
+// away.
 template <class V>
 struct Bf16 : PlainFormat<uint16_t> {
   static constexpr int kVectors = 2;

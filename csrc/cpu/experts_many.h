@@ -55,9 +55,7 @@ struct ManyRows {
   static size_t h_bytes(const PageShape& shape, int64_t rows, int64_t num_pages) {
     return static_cast<size_t>(tiles(rows) * num_pages * cells(shape.page_units) * kTile) * sizeof(Cell);
   }
-  static size_t sums_bytes(int64_t rows) {
-    return static_cast<size_t>(kMaxSums * tiles(rows) * kTile) * sizeof(float);
-  }
+  static size_t sums_bytes(int64_t rows) { return static_cast<size_t>(kMaxSums * tiles(rows) * kTile) * sizeof(float); }
   static size_t scratch_bytes(const PageShape&, int64_t rows) { return sums_bytes(rows) + M::kScratchBytes; }
 
   static void pack(const PageShape& shape, const RowBlock& block, const Activations& x, int64_t tile, int64_t begin,

@@ -1,5 +1,5 @@
-// Activations as pairs of bf16, two neighbours of the input axis in a 32-bit cell: what products of bf16 pairs and tiles
-// want. Needs AVX-512 with BF16. For inclusion in one file per instruction set.
+// Activations as pairs of bf16, two neighbours of the input axis in a 32-bit cell: what products of bf16 pairs and
+// tiles want. Needs AVX-512 with BF16. For inclusion in one file per instruction set.
 #pragma once
 
 #include <immintrin.h>

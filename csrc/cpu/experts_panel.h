@@ -92,8 +92,8 @@ struct Panel : C {
     const int64_t groups = (product.num_rows + kRows - 1) / kRows;
     const int64_t blocks = (product.num_k + C::kBlockK - 1) / C::kBlockK;
     // Where all of x stays in the second-level cache, rows of weights are read from end to end; else blocks of x stay.
-    const bool whole_rows = product.lanes() * C::padded(product.num_k) * static_cast<int64_t>(sizeof(Cell)) / C::kCell <=
-                            kResidentBytes;
+    const bool whole_rows =
+        product.lanes() * C::padded(product.num_k) * static_cast<int64_t>(sizeof(Cell)) / C::kCell <= kResidentBytes;
     const auto row_at = [&](int64_t turn) { return (whole_rows ? turn / blocks : turn % groups) * kRows; };
     const auto k_at = [&](int64_t turn) { return (whole_rows ? turn % blocks : turn / groups) * C::kBlockK; };
     for (int64_t turn = 0; turn < groups * blocks; ++turn) {
@@ -104,8 +104,8 @@ struct Panel : C {
       }
       Ahead ahead(matrix, product.next);
       if (turn + 1 < groups * blocks) {
-        ahead = Ahead(matrix, static_cast<const char*>(F::address(
-                                  F::row(matrix, product.first + row_at(turn + 1)), k_at(turn + 1))));
+        ahead = Ahead(matrix, static_cast<const char*>(
+                                  F::address(F::row(matrix, product.first + row_at(turn + 1)), k_at(turn + 1))));
       }
       all_tiles(product, panel, rows, C::padded(count) / C::kCell, product.x + k / C::kCell * kTile,
                 product.sums + row * product.lanes(), ahead);
@@ -144,9 +144,9 @@ struct Panel : C {
                         const Cell* x, float* sums, Ahead ahead) {
     int64_t tile = 0;
     for (; tile + 2 <= product.num_tiles; tile += 2) {
-      tiles<2, at_least_two(V::kAccumulators / (2 * kVectorsPerTile))>(
-          panel, rows, width, x + tile * product.tile_step, product.tile_step, sums + tile * kTile, product.lanes(),
-          ahead);
+      tiles<2, at_least_two(V::kAccumulators / (2 * kVectorsPerTile))>(panel, rows, width, x + tile * product.tile_step,
+                                                                       product.tile_step, sums + tile * kTile,
+                                                                       product.lanes(), ahead);
       ahead = Ahead();
     }
     if (tile < product.num_tiles) {
@@ -207,6 +207,16 @@ struct Panel : C {
     }
   }
 };
+
+// Few rows of bf16 with weights of bf16.
+template <class V>
+using Bf16Rows = FewRows<V, Bf16<V>, Bf16Input<V, Bf16<V>>>;
+
+template <class V>
+const ExpertKernelPair* bf16_kernel_pair() {
+  static const ExpertKernelPair pair{Bf16Rows<V>::kernels(), ManyRows<Panel<FloatCells<V, Bf16<V>>>>::kernels()};
+  return &pair;
+}
 
 template <class V, template <class> class Format>
 const ExpertKernelPair* kernel_pair() {

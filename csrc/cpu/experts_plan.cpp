@@ -15,9 +15,9 @@ namespace {
 
 constexpr int64_t kAlign = 64;
 constexpr size_t kWaveBytes = size_t{96} << 20;  // activations of one wave: what is more runs as the next wave
-constexpr int64_t kUnitGrain = 16;    // least units of a chunk: the wide dimension of every kernel's tile
-constexpr int64_t kOutputGrain = 16;  // least rows of down of a chunk
-constexpr int64_t kUnitChunks = 6;    // wanted per thread, so that the last to end ends soon after the first
+constexpr int64_t kUnitGrain = 16;               // least units of a chunk: the wide dimension of every kernel's tile
+constexpr int64_t kOutputGrain = 16;             // least rows of down of a chunk
+constexpr int64_t kUnitChunks = 6;               // wanted per thread, so that the last to end ends soon after the first
 constexpr int64_t kOutputChunks = 2;  // per thread; each visits every page, so fewer and longer runs are better
 
 size_t aligned(size_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
@@ -141,7 +141,8 @@ void add_waves(Plan& plan, const ExpertKernelPair& pair) {
       }
       plan.waves.back().blocks.push_back(block);
       plan.waves.back().bytes += bytes;
-      plan.scratch_bytes = std::max(plan.scratch_bytes, aligned(kernels.scratch_bytes(call.shape, block.rows.num_rows)));
+      plan.scratch_bytes =
+          std::max(plan.scratch_bytes, aligned(kernels.scratch_bytes(call.shape, block.rows.num_rows)));
     }
   }
 }
@@ -214,25 +215,22 @@ void add_phases(std::vector<Phase>& phases, const std::shared_ptr<Plan>& plan, c
 const ExpertKernelPair& expert_kernels(WeightFormat format, WeightFormat x_format, Isa isa) {
   const ExpertKernelPair* found = nullptr;
 #ifdef MOESAIC_X86
-  // Their activations are bf16: what is wider or of another kind is never narrowed to it.
-  const bool pairs = x_format == WeightFormat::bf16;
-  if (isa >= Isa::amx && pairs) {
-    found = expert_kernels_amx(format);
+  if (isa >= Isa::amx) {
+    found = expert_kernels_amx(format, x_format);
   }
-  if (found == nullptr && isa >= Isa::avx512_bf16 && pairs) {
-    found = expert_kernels_avx512_bf16(format);
+  if (found == nullptr && isa >= Isa::avx512_bf16) {
+    found = expert_kernels_avx512_bf16(format, x_format);
   }
   if (found == nullptr && isa >= Isa::avx512) {
-    found = expert_kernels_avx512(format);
+    found = expert_kernels_avx512(format, x_format);
   }
   if (found == nullptr && isa >= Isa::avx2) {
-    found = expert_kernels_avx2(format);
+    found = expert_kernels_avx2(format, x_format);
   }
 #else
-  static_cast<void>(x_format);
   static_cast<void>(isa);
 #endif
-  return found != nullptr ? *found : *expert_kernels_portable(format);
+  return found != nullptr ? *found : *expert_kernels_portable(format, x_format);
 }
 
 std::vector<Phase> plan_experts(const ExpertCall& call, Isa isa, int num_threads) {

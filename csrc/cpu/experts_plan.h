@@ -9,14 +9,15 @@
 
 namespace moesaic {
 
-// One call: experts in ascending order, each with its rows and its pages. All of it stays in place until the work is done.
+// One call: experts in ascending order, each with its rows and its pages. All of it stays in place until the work is
+// done.
 struct ExpertCall {
   PageShape shape;
   Activations x;
-  const int64_t* token;   // of each row
-  const float* weight;    // of each row
-  const int64_t* spans;   // [experts, 2]: an expert's rows, begin and end
-  const int64_t* slots;   // [experts, pages]
+  const int64_t* token;  // of each row
+  const float* weight;   // of each row
+  const int64_t* spans;  // [experts, 2]: an expert's rows, begin and end
+  const int64_t* slots;  // [experts, pages]
   int64_t num_experts;
   int64_t num_pages;
   const uint8_t* slab;

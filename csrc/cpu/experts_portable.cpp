@@ -6,10 +6,10 @@
 
 namespace moesaic {
 
-const ExpertKernelPair* expert_kernels_portable(WeightFormat format) {
+const ExpertKernelPair* expert_kernels_portable(WeightFormat format, WeightFormat x_format) {
   switch (format) {
     case WeightFormat::bf16:
-      return kernel_pair<Portable, Bf16>();
+      return x_format == WeightFormat::bf16 ? bf16_kernel_pair<Portable>() : kernel_pair<Portable, Bf16>();
     case WeightFormat::fp16:
       return kernel_pair<Portable, Fp16>();
     default:

@@ -223,7 +223,8 @@ int64_t Pool::submit(std::vector<Phase> phases, int num_threads, std::shared_ptr
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     ticket = ++last_ticket_;
-    auto job = std::make_shared<Job>(ticket, std::move(phases), num_threads == 0 ? size() : num_threads, std::move(kept));
+    auto job =
+        std::make_shared<Job>(ticket, std::move(phases), num_threads == 0 ? size() : num_threads, std::move(kept));
     tickets_.emplace(ticket, job);
     if (!job->finished()) {
       queue_.push_back(std::move(job));

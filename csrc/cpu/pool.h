@@ -44,7 +44,8 @@ class Pool {
   // Finished, failed or not. Throws std::invalid_argument for a ticket that is unknown or was waited for.
   bool done(int64_t ticket);
 
-  // True when finished, after which the ticket is unknown; false after `timeout_s` (negative: none). Throws what the work threw.
+  // True when finished, after which the ticket is unknown; false after `timeout_s` (negative: none). Throws what the
+  // work threw.
   bool wait(int64_t ticket, double timeout_s = -1);
 
   // Between these two (they nest) idle threads spin instead of sleeping.
@@ -58,8 +59,8 @@ class Pool {
   void ring();
 
   std::vector<std::thread> threads_;
-  std::mutex mutex_;                                         // guards the three below
-  std::deque<std::shared_ptr<Job>> queue_;                   // unfinished, in order
+  std::mutex mutex_;                        // guards the three below
+  std::deque<std::shared_ptr<Job>> queue_;  // unfinished, in order
   std::unordered_map<int64_t, std::shared_ptr<Job>> tickets_;
   int64_t last_ticket_ = 0;
   std::atomic<uint32_t> bell_{0};  // rung for every news; idle threads wait for it to change

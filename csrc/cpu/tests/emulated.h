@@ -1,4 +1,5 @@
-// AVX512-BF16 and AMX instructions in plain AVX-512, for testing on processors without them. Included before anything else
+// AVX512-BF16 and AMX instructions in plain AVX-512, for testing on processors without them. Included before anything
+// else
 // (-include): what the intrinsics' names stand for afterwards is below.
 #pragma once
 
@@ -22,7 +23,8 @@ inline __m256i narrow(__m512 values) {
   _mm512_store_ps(words, values);
   for (int i = 0; i < 16; ++i) {
     const bool is_nan = (words[i] & 0x7fffffffu) > 0x7f800000u;
-    halves[i] = static_cast<uint16_t>(is_nan ? (words[i] >> 16) | 0x40u : (words[i] + 0x7fffu + ((words[i] >> 16) & 1u)) >> 16);
+    halves[i] =
+        static_cast<uint16_t>(is_nan ? (words[i] >> 16) | 0x40u : (words[i] + 0x7fffu + ((words[i] >> 16) & 1u)) >> 16);
   }
   return _mm256_load_si256(reinterpret_cast<const __m256i*>(halves));
 }

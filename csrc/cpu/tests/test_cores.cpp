@@ -15,7 +15,9 @@ namespace fs = std::filesystem;
 
 class Root {
  public:
-  Root() : path_(fs::temp_directory_path() / ("moesaic-cores-" + std::to_string(getpid()))) { fs::create_directories(path_); }
+  Root() : path_(fs::temp_directory_path() / ("moesaic-cores-" + std::to_string(getpid()))) {
+    fs::create_directories(path_);
+  }
   ~Root() { fs::remove_all(path_); }
   Root(const Root&) = delete;
   Root& operator=(const Root&) = delete;

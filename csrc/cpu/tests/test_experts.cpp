@@ -36,13 +36,15 @@ uint16_t to_fp16(float value) {  // of what these tests use: normal halves, subn
     return static_cast<uint16_t>(sign | 0x7e00u);
   }
   const int exponent = static_cast<int>((word >> 23) & 0xffu) - 112;
-  return static_cast<uint16_t>(exponent <= 0 ? sign : sign | static_cast<uint32_t>(exponent) << 10 | ((word >> 13) & 0x3ffu));
+  return static_cast<uint16_t>(exponent <= 0 ? sign
+                                             : sign | static_cast<uint32_t>(exponent) << 10 | ((word >> 13) & 0x3ffu));
 }
 
 double from_fp16(uint16_t bits) {
   const double sign = (bits & 0x8000u) != 0 ? -1.0 : 1.0;
   const int exponent = (bits >> 10) & 31;
-  return exponent == 0 ? sign * std::ldexp(bits & 0x3ffu, -24) : sign * std::ldexp(1024 + (bits & 0x3ffu), exponent - 25);
+  return exponent == 0 ? sign * std::ldexp(bits & 0x3ffu, -24)
+                       : sign * std::ldexp(1024 + (bits & 0x3ffu), exponent - 25);
 }
 
 size_t item_bytes(WeightFormat format) { return format == WeightFormat::fp32 ? 4 : 2; }
@@ -59,8 +61,8 @@ double get(WeightFormat format, const uint8_t* at) {
     return (half & 0x7c00u) == 0x7c00u ? kNan : from_fp16(half);
   }
   uint32_t word = 0;
-  std::memcpy(format == WeightFormat::fp32 ? reinterpret_cast<uint8_t*>(&word) : reinterpret_cast<uint8_t*>(&word) + 2, at,
-              item_bytes(format));
+  std::memcpy(format == WeightFormat::fp32 ? reinterpret_cast<uint8_t*>(&word) : reinterpret_cast<uint8_t*>(&word) + 2,
+              at, item_bytes(format));
   float value;
   std::memcpy(&value, &word, sizeof value);
   return value;
@@ -160,9 +162,12 @@ struct Case {
 
   void add_row(size_t e, int64_t row, std::vector<double>& out) const {
     const int64_t t = token[static_cast<size_t>(row)];
-    const auto element = [&](const uint8_t* page, int64_t i) { return get(format, page + static_cast<size_t>(i) * item); };
+    const auto element = [&](const uint8_t* page, int64_t i) {
+      return get(format, page + static_cast<size_t>(i) * item);
+    };
     for (int64_t p = 0; p < pages; ++p) {
-      const uint8_t* page = &slab[static_cast<size_t>(slots[e * static_cast<size_t>(pages) + static_cast<size_t>(p)]) * slot_bytes];
+      const uint8_t* page =
+          &slab[static_cast<size_t>(slots[e * static_cast<size_t>(pages) + static_cast<size_t>(p)]) * slot_bytes];
       for (int64_t u = 0; u < units; ++u) {
         double gate = 0, up = 0;
         for (int64_t k = 0; k < hidden; ++k) {
@@ -271,7 +276,8 @@ void packers_fill_all_that_kernels_read(Pool&) {
           block.x = reinterpret_cast<char*>(packed.data());
           double expected = 0, actual = 0;
           for (int64_t tile = (block.num_rows - 1) / kernels->tile_rows; tile >= 0; --tile) {
-            for (int64_t begin = (hidden - 1) / moesaic::kPackStep * moesaic::kPackStep; begin >= 0; begin -= moesaic::kPackStep) {
+            for (int64_t begin = (hidden - 1) / moesaic::kPackStep * moesaic::kPackStep; begin >= 0;
+                 begin -= moesaic::kPackStep) {
               kernels->pack(call.shape, block, call.x, tile, begin, std::min(begin + moesaic::kPackStep, hidden));
             }
           }
@@ -280,10 +286,11 @@ void packers_fill_all_that_kernels_read(Pool&) {
               expected += get(one.format, &one.x[static_cast<size_t>(block.token[row] * hidden + k) * 2]);
             }
           }
-          const bool pairs = isa >= Isa::avx512_bf16 && kernels == &pair.many;
+          const bool halves = isa >= Isa::avx512_bf16 || kernels == &pair.few;  // else floats
           for (const uint32_t& cell : packed) {
             const auto* bytes = reinterpret_cast<const uint8_t*>(&cell);
-            actual += pairs ? get(WeightFormat::bf16, bytes) + get(WeightFormat::bf16, bytes + 2) : get(WeightFormat::fp32, bytes);
+            actual += halves ? get(WeightFormat::bf16, bytes) + get(WeightFormat::bf16, bytes + 2)
+                             : get(WeightFormat::fp32, bytes);
           }
           CHECK(std::abs(actual - expected) <= 1e-9 * static_cast<double>(rows * hidden));
         }

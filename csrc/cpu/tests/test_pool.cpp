@@ -52,7 +52,8 @@ void every_chunk_runs_once_and_phases_follow_each_other() {
 void fewer_threads_may_be_asked_for() {
   Pool pool(cores(4));
   std::atomic<int> highest{0};
-  pool.wait(pool.submit({{1000, [&](int64_t, int thread) {
+  pool.wait(pool.submit({{1000,
+                          [&](int64_t, int thread) {
                             int seen = highest;
                             while (thread > seen && !highest.compare_exchange_weak(seen, thread)) {
                             }
@@ -88,7 +89,8 @@ void tickets_are_waited_for_once_and_time_out() {
 void a_failure_reaches_the_waiter_and_nobody_else() {
   Pool pool(cores(3));
   std::atomic<int> after{0};
-  const int64_t bad = pool.submit({{10, [](int64_t i, int) {
+  const int64_t bad = pool.submit({{10,
+                                    [](int64_t i, int) {
                                       if (i == 4) {
                                         throw std::runtime_error("chunk 4");
                                       }

@@ -58,11 +58,11 @@ class KernelReport:
             "host_read_threads": Quantity(self.read_threads, "1"),
             "pool_threads": Quantity(self.threads, "1"),
         }
-        numbers |= {f"matmul_{name}": Quantity(rate, "flop/s") for name, rate in self.matmul_flops_s.items()}
+        numbers |= {f"matmul_{name}": Quantity(rate / 1e12, "TFLOP/s") for name, rate in self.matmul_flops_s.items()}
         for row in self.experts:
             name = f"experts {row.format} {row.geometry} {row.rows}"
             numbers[f"{name} bytes"] = Quantity(row.bytes_s, "B/s")
-            numbers[f"{name} flops"] = Quantity(row.flops_s, "flop/s")
+            numbers[f"{name} flops"] = Quantity(row.flops_s / 1e12, "TFLOP/s")
             numbers[f"{name} of_read"] = Quantity(row.share, "share")
             if row.torch_s_ratio is not None:
                 numbers[f"{name} over_torch"] = Quantity(row.torch_s_ratio, "1")
@@ -84,10 +84,10 @@ class KernelReport:
             over = "-" if row.torch_s_ratio is None else f"{row.torch_s_ratio:.2f}"
             rates = f"{row.bytes_s / 1e9:.1f}", f"{row.share:.0%}", f"{row.flops_s / 1e12:.3f}"
             experts.add_row(row.format, row.geometry, str(row.rows), *rates, over)
-        attention = _table("op", "format", "shape", "GB/s", "of read", "over torch")
+        attention = _table("format", "attention", "GB/s", "of read", "over torch")
         for one in self.attention:
             rates = f"{one.bytes_s / 1e9:.1f}", f"{one.share:.0%}", f"{one.bytes_s / one.torch_bytes_s:.2f}"
-            attention.add_row(one.op, one.format, one.shape, *rates)
+            attention.add_row(one.format, one.shape, *rates)
         return quantities(machine), experts, attention
 
 
@@ -142,7 +142,7 @@ def record_of_kernels(report: KernelReport, command: tuple[str, ...], started: s
 def _table(*headings: str) -> Table:
     table = Table(box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
     for heading in headings:
-        is_text = heading in ("op", "format", "experts", "shape")
+        is_text = heading in ("format", "experts", "attention")
         table.add_column(heading, justify="left" if is_text else "right", no_wrap=True)
     return table
 

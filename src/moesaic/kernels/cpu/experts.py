@@ -69,7 +69,7 @@ class CpuExperts:
             if begin == end:
                 continue
             pages = page_slots[expert][start:stop]
-            num_absent = sum(slot == ABSENT for slot in pages)
+            num_absent = pages.count(ABSENT)
             if num_absent == len(pages):
                 continue
             assert num_absent == 0, f"expert {expert} is present in part"
