@@ -6,6 +6,7 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include "require.h"
 #include "rms_norm.h"
 #include "stream_read.h"
 
@@ -23,16 +24,16 @@ moesaic::Format format_of(const Tensor& x) {
     case ScalarType::Half:
       return moesaic::Format::fp16;
     default:
-      STD_TORCH_CHECK(false, "moesaic::rms_norm: x must be float32, bfloat16 or float16");
+      throw std::runtime_error("moesaic::rms_norm: x must be float32, bfloat16 or float16");
   }
 }
 
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
   const moesaic::Format format = format_of(x);
-  STD_TORCH_CHECK(x.dim() >= 1, "moesaic::rms_norm: x must have at least one axis");
+  moesaic::require(x.dim() >= 1, "moesaic::rms_norm: x must have at least one axis");
   const int64_t hidden = x.size(x.dim() - 1);
-  STD_TORCH_CHECK(weight.dim() == 1 && weight.size(0) == hidden, "moesaic::rms_norm: weight must be [", hidden, "]");
-  STD_TORCH_CHECK(weight.scalar_type() == x.scalar_type(), "moesaic::rms_norm: weight must have x's dtype");
+  moesaic::require(weight.dim() == 1 && weight.size(0) == hidden, "moesaic::rms_norm: weight must be [", hidden, "]");
+  moesaic::require(weight.scalar_type() == x.scalar_type(), "moesaic::rms_norm: weight must have x's dtype");
 
   const Tensor rows = torch::stable::contiguous(x);
   const Tensor scale = torch::stable::contiguous(weight);
@@ -53,11 +54,11 @@ Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
 }
 
 int64_t stream_read(const Tensor& bytes, int64_t num_threads) {
-  STD_TORCH_CHECK(bytes.is_cpu() && bytes.is_contiguous(), "moesaic::stream_read: a contiguous host tensor is needed");
-  STD_TORCH_CHECK(num_threads >= 1 && num_threads <= 1024, "moesaic::stream_read: num_threads must be 1 to 1024");
+  moesaic::require(bytes.is_cpu() && bytes.is_contiguous(), "moesaic::stream_read: a contiguous host tensor is needed");
+  moesaic::require(num_threads >= 1 && num_threads <= 1024, "moesaic::stream_read: num_threads must be 1 to 1024");
   const size_t num_bytes = static_cast<size_t>(bytes.numel()) * bytes.element_size();
-  STD_TORCH_CHECK(num_bytes % sizeof(uint64_t) == 0, "moesaic::stream_read: the length must be a multiple of 8 bytes");
-  STD_TORCH_CHECK(reinterpret_cast<uintptr_t>(bytes.const_data_ptr()) % sizeof(uint64_t) == 0,
+  moesaic::require(num_bytes % sizeof(uint64_t) == 0, "moesaic::stream_read: the length must be a multiple of 8 bytes");
+  moesaic::require(reinterpret_cast<uintptr_t>(bytes.const_data_ptr()) % sizeof(uint64_t) == 0,
                   "moesaic::stream_read: the data must be 8-byte aligned");
   return static_cast<int64_t>(moesaic::stream_read(static_cast<const uint64_t*>(bytes.const_data_ptr()),
                                                    num_bytes / sizeof(uint64_t), static_cast<int>(num_threads)));

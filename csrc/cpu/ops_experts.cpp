@@ -11,6 +11,7 @@
 #include "isa.h"
 #include "pool.h"
 #include "quant.h"
+#include "require.h"
 
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
@@ -26,11 +27,11 @@ moesaic::WeightFormat float_format(const Tensor& x) {
     case ScalarType::Half:
       return moesaic::WeightFormat::fp16;
     default:
-      STD_TORCH_CHECK(false, "moesaic::grouped_experts: x must be float32, bfloat16 or float16");
+      throw std::runtime_error("moesaic::grouped_experts: x must be float32, bfloat16 or float16");
   }
 }
 
-void check(bool condition, const char* what) { STD_TORCH_CHECK(condition, "moesaic::grouped_experts: ", what); }
+void check(bool condition, const char* what) { moesaic::require(condition, "moesaic::grouped_experts: ", what); }
 
 void check_matrix(const Tensor& tensor, ScalarType type, int64_t dim, const char* what) {
   check(tensor.is_cpu() && tensor.is_contiguous() && tensor.dim() == dim && tensor.scalar_type() == type, what);
@@ -75,7 +76,7 @@ int64_t grouped_experts(const Tensor& x, const Tensor& token, const Tensor& weig
   check(slab.stride(0) % 4 == 0, "slots must be aligned to whole elements");
 
   moesaic::Pool& pool = moesaic::process_pool();
-  STD_TORCH_CHECK(num_threads >= 0 && num_threads <= pool.size(), "moesaic::grouped_experts: num_threads is ",
+  moesaic::require(num_threads >= 0 && num_threads <= pool.size(), "moesaic::grouped_experts: num_threads is ",
                   num_threads, ", the pool has ", pool.size());
   const int threads = num_threads == 0 ? pool.size() : static_cast<int>(num_threads);
   moesaic::ExpertCall call{};

@@ -174,6 +174,7 @@ def test_fp8_equals_transformers_dequantizer():
     codes, scales = formats.quantize(weights(256, 384), ExpertFormat("fp8"))
     quantized = {"weight": codes.view(torch.float8_e4m3fn), "weight_scale_inv": scales.view(torch.float32)}
     (expected,) = dequantizer(None).convert(quantized).values()
+    expected = expected[0] if isinstance(expected, list) else expected  # transformers before 5.24 gives a list
     assert torch.equal(formats.dequantize((codes, scales), Block(ExpertFormat("fp8"), 256, 384)), expected)
 
 
