@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from moesaic.kernels import cpu, library, reference
+from moesaic.kernels import cpu, reference
 from moesaic.kernels.api import ABSENT, ExpertPages, ExpertRows, ExpertShape, SlotTable
 from moesaic.kernels.choose import kernels
 from moesaic.kernels.cpu.experts import ISAS, CpuExperts, best_isa
@@ -27,7 +27,7 @@ ROWS = [([0, 1, 0], 1), ([3, 0, 8], 9), ([9, 16, 17], 17), ([40, 4, 33], 40)]
 
 
 def ops(threads=0):
-    return {isa: CpuExperts(library.grouped_experts, isa, threads) for isa in HAVE}
+    return {isa: CpuExperts(isa, threads) for isa in HAVE}
 
 
 def run(op, x, rows, pages, page_range=None):
@@ -173,7 +173,7 @@ def long_work():
     shape = ExpertShape(1024, 1024, 128, "fp32")
     experts, rows, x = make_experts(2, shape), make_rows([256, 256], 256), inputs(256, 1024, torch.float32)
     out_TH = torch.zeros(256, 1024)
-    return CpuExperts(library.grouped_experts, "portable", 1)(x, rows, experts.pages, out_TH), out_TH, x, rows, experts
+    return CpuExperts("portable", 1)(x, rows, experts.pages, out_TH), out_TH, x, rows, experts
 
 
 def test_a_handle_is_asynchronous_times_out_and_may_be_waited_for_again():

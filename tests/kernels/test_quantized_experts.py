@@ -87,7 +87,7 @@ def test_the_chosen_kernels_equal_the_slow_twin_within_a_thousandth(name, dtype)
 def test_every_instruction_set_equals_the_slow_twin(isa, name, size):
     if isa not in ISAS[: ISAS.index(best_isa()) + 1]:
         pytest.skip(f"this processor has no {isa}")
-    op, shape = CpuExperts(library_experts.grouped_experts, isa), quantized_shape(name, *size)
+    op, shape = CpuExperts(isa), quantized_shape(name, *size)
     # decode with one to eight rows, more of them, and enough for two tiles
     for counts, num_tokens in (([1, 2, 3], 3), ([4, 5, 0, 6], 6), ([7, 8], 8), ([9, 35], 35)):
         experts = make_experts(len(counts), shape, order="scattered")
@@ -99,7 +99,7 @@ def test_every_instruction_set_equals_the_slow_twin(isa, name, size):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
 @pytest.mark.parametrize("name", QUANTIZED_NAMES)
 def test_compiled_kernels_round_no_activation(name, dtype):
-    op, shape = CpuExperts(library_experts.grouped_experts), quantized_shape(name, 1100, 256, 128)
+    op, shape = CpuExperts(), quantized_shape(name, 1100, 256, 128)
     experts = make_experts(2, shape)
     for rows_each in (3, 20):
         rows, x = make_rows([rows_each] * 2, 20), inputs(20, shape.hidden, dtype)
@@ -111,8 +111,8 @@ def test_compiled_kernels_round_no_activation(name, dtype):
 def test_the_number_of_threads_changes_no_bit(name):
     shape = quantized_shape(name, 96, 512, 64)
     experts, rows, x = make_experts(3, shape), make_rows([1, 4, 20], 20), inputs(20, 96, torch.float32)
-    alone = run(CpuExperts(library_experts.grouped_experts, num_threads=1), x, rows, experts.pages)
-    assert torch.equal(alone, run(CpuExperts(library_experts.grouped_experts), x, rows, experts.pages))
+    alone = run(CpuExperts(num_threads=1), x, rows, experts.pages)
+    assert torch.equal(alone, run(CpuExperts(), x, rows, experts.pages))
 
 
 @pytest.mark.parametrize("name", QUANTIZED_NAMES)

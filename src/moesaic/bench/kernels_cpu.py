@@ -21,7 +21,7 @@ from moesaic.bench.machine import commit, describe_machine, versions
 from moesaic.bench.rates import thread_counts
 from moesaic.core.errors import UserError
 from moesaic.core.units import GiB, MiB, format_bytes
-from moesaic.kernels import cpu, library
+from moesaic.kernels import cpu
 from moesaic.kernels.cpu.experts import CpuExperts, best_isa
 from moesaic.kernels.cpu.pool import pool_size
 from moesaic.memory.buffers import HostArena
@@ -110,7 +110,7 @@ def run_kernels_cpu(say: Say) -> KernelReport:
         matmul = {name: _matmul_rate(dtype) for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16))}
         rows = []
         weights_B = flat_B[: min(WEIGHT_BYTES, read_bytes)]
-        for row in experts_rows(CpuExperts(library.grouped_experts), weights_B, read_bytes_s):
+        for row in experts_rows(CpuExperts(), weights_B, read_bytes_s):
             say(f"experts {row.format} {row.geometry} {row.rows} rows: {row.share:.0%} of the read bandwidth")
             rows.append(row)
         del weights_B, flat_B

@@ -64,9 +64,7 @@ def _grouped_experts(device: torch.device) -> tuple[GroupedExperts, str]:
         return library.grouped_experts, "torch operators"
     extension = cpu.load()
     if extension.loaded:
-        return CpuExperts(
-            library.grouped_experts
-        ), f"compiled for the CPU, {best_isa()}, on {pool_size()} threads of our own"
+        return CpuExperts(), f"compiled for the CPU, {best_isa()}, on {pool_size()} threads of our own"
     return library.grouped_experts, f"torch operators: compiled kernels {extension.why_not}"
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from moesaic.kernels.api import ABSENT, Activation, Done, ExpertPages, ExpertRows, GroupedExperts, Handle
+from moesaic.kernels.api import ABSENT, Activation, Done, ExpertPages, ExpertRows, Handle
 from moesaic.kernels.cpu.pool import PoolHandle
 from moesaic.kernels.layout import INT4_GROUPS, ExpertFormat
 
@@ -40,10 +40,9 @@ def best_isa() -> str:
 
 @dataclass(frozen=True, slots=True)
 class CpuExperts:
-    """kernels.api.GroupedExperts. `others` computes the formats that are not in FORMATS. `max_isa`: use no instruction
-    set above it, None: the best there is; `num_threads` up to the pool's size, 0: all."""
+    """kernels.api.GroupedExperts. `max_isa`: use no instruction set above it, None: the best there is; `num_threads` up
+    to the pool's size, 0: all."""
 
-    others: GroupedExperts
     max_isa: str | None = None
     num_threads: int = 0
 
@@ -60,8 +59,6 @@ class CpuExperts:
         starts, page_slots, shape = rows.starts, experts.table.page_slots, experts.shape
         assert starts is not None, "CPU kernels are driven from the host: rows.starts"
         assert page_slots is not None, "CPU kernels are driven from the host: table.page_slots"
-        if shape.stored not in FORMATS:
-            return self.others(x_TH, rows, experts, out_TH, page_range)
         start, stop = page_range if page_range is not None else (0, shape.num_pages)
         spans, slots = array("q"), array("q")
         for expert in range(len(starts) - 1):
